@@ -1,0 +1,133 @@
+"""The claim state of one name, as a value and as versioned text, and the one rule that decides a claim.
+
+A backend reads it and writes it back in the lock's own round trip; Redis's script and PostgreSQL's statement
+say the same rule in their own words, and the contract tests hold the three together.
+
+    {"v": 1, "fence": "1764430000123456", "held": 1764430060.0, "run": {…last grant…}, "claims": [{…}, …]}
+
+`fence` is text because a Lua number would print 1.7644300001235e+15.
+"""
+
+from __future__ import annotations
+
+import json
+
+from cronlock.errors import ConfigError
+from cronlock.model import Busy, Done, Grant, Run, Value
+
+VERSION = 1
+KEEP = 100  # claimed labels and history lines that are kept
+
+
+class State(Value):
+    fence: int = 0
+    held: float = 0.0  # epoch seconds by the store's clock: until then --min-hold keeps others out
+    run: Run | None = None  # the last grant; its outcome is empty until its end was written
+    claims: tuple[Run, ...] = ()  # the runs that had a period label, oldest first
+
+
+class Foreign(Exception):
+    """The text is not ours: broken, or another program's."""
+
+
+def claim(state: State, grant: Grant, store_now: float) -> State | Busy | Done:
+    """Decide for a lock that is free. `store_now`: epoch seconds by the store's clock.
+
+    A label counts as had unless `retry_failed` and its last run did not end `ok` (the lock is free, so a run
+    without an outcome is one whose end nobody saw). A held-until beyond the holder's own min-hold from now
+    means that a clock was set back, and is not honoured for longer than it was ever meant to last.
+    """
+    for had in reversed(state.claims if grant.run.label else ()):
+        if had.label == grant.run.label:
+            if grant.retry_failed and had.outcome != "ok":
+                break
+            return Done(had)
+    if state.run and store_now < state.held <= store_now + longest_hold(state):
+        return Busy(state.run, held=True, ttl_left=state.held - store_now)
+    run = grant.run.but(fence=max(state.fence + 1, int(store_now * 1e6)))
+    return State(
+        fence=run.fence,
+        held=store_now + grant.min_hold if grant.min_hold else 0.0,
+        run=run,
+        claims=(*state.claims, run)[-KEEP:] if run.label else state.claims,
+    )
+
+
+def longest_hold(state: State) -> float:
+    """Seconds the stored held-until was meant to last, counted from the grant that set it."""
+    return max(0.0, state.held - state.fence / 1e6) + 1.0
+
+
+def ended(state: State, run: Run) -> State:
+    """The same state once `run` (with outcome, status, end) is over."""
+    return state.but(
+        run=run if state.run and state.run.token == run.token else state.run,
+        claims=tuple(run if c.token == run.token else c for c in state.claims),
+    )
+
+
+def vanished(state: State) -> Run | None:
+    """The last grant, if its end was never written: its holder died."""
+    return state.run.but(outcome="vanished") if state.run and not state.run.outcome else None
+
+
+def encode(state: State) -> str:
+    return json.dumps(
+        {
+            "v": VERSION,
+            "fence": str(state.fence),
+            "held": state.held,
+            "run": _plain(state.run) if state.run else None,
+            "claims": [_plain(c) for c in state.claims],
+        },
+        ensure_ascii=True,  # surrogates of undecodable argv bytes survive as \udcXX
+    )
+
+
+def decode(text: str | bytes) -> State:
+    """ConfigError: a newer cronlock wrote it. Foreign: nobody of ours did."""
+    try:
+        raw = json.loads(text)
+        version = raw["v"]
+        if version == VERSION:
+            return State(
+                fence=int(raw["fence"]),
+                held=float(raw["held"]),
+                run=_run(raw["run"]) if raw["run"] else None,
+                claims=tuple(_run(c) for c in raw["claims"] or ()),  # cjson writes an empty list as {}
+            )
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise Foreign(f"{type(error).__name__}: {error}") from None
+    if isinstance(version, int) and version > VERSION:
+        raise ConfigError(f"the lock's state has format {version}, this cronlock knows {VERSION}: update cronlock on this host")
+    raise Foreign(f"format {version!r}")
+
+
+def encode_run(run: Run) -> str:
+    """One line of the history, or the readable holder beside a token."""
+    return json.dumps({"v": VERSION, **_plain(run)})
+
+
+def decode_run(text: str | bytes) -> Run:
+    """Foreign if it is not one of ours (a newer field is dropped: history is for people)."""
+    try:
+        return _run(json.loads(text))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise Foreign(f"{type(error).__name__}: {error}") from None
+
+
+def _plain(run: Run) -> dict[str, object]:
+    return {k: str(v) if k == "fence" else v for k, v in run.as_dict().items() if v not in ("", None) or k == "token"}
+
+
+def _run(raw: dict[str, object]) -> Run:
+    number = (int, float)
+    known = {k: v for k, v in raw.items() if k in Run._fields}
+    known["fence"] = int(str(known.get("fence", 0)))
+    run = Run(**{"run_id": "", "user": "", "command": "", **known})
+    texts = (run.run_id, run.token, run.host, run.user, run.command, run.label, run.outcome)
+    if not all(isinstance(t, str) for t in texts) or not isinstance(run.start, number) or not isinstance(run.pid, int):
+        raise ValueError("a field has the wrong kind")
+    if not (run.end is None or isinstance(run.end, number)) or not (run.status is None or isinstance(run.status, int)):
+        raise ValueError("a field has the wrong kind")
+    return run

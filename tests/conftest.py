@@ -1,0 +1,3 @@
+"""One fixture file a concern; see CONTRIBUTING.md."""
+
+pytest_plugins = ["fixtures_postgresql", "fixtures_redis"]
