@@ -23,6 +23,10 @@ class BackendError(CronlockError):
     """Nobody knows who holds the lock: the store did not answer, or not in words we can trust."""
 
 
+UNANSWERED = (BackendError, PermissionDenied, ConfigError)
+"""What a renewal or release that got no usable answer raises: nobody knows, so it is tried again while there is time."""
+
+
 class LeaseLost(CronlockError):
     """The lease is known to be gone: the store says somebody else holds it, or nobody does."""
 

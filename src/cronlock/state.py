@@ -15,6 +15,10 @@ import json
 from cronlock.errors import ConfigError
 from cronlock.model import Busy, Done, Grant, Run, Value
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 VERSION = 1
 KEEP = 100  # claimed labels and history lines that are kept
 
@@ -120,7 +124,7 @@ def _plain(run: Run) -> dict[str, object]:
     return {k: str(v) if k == "fence" else v for k, v in run.as_dict().items() if v not in ("", None) or k == "token"}
 
 
-def _run(raw: dict[str, object]) -> Run:
+def _run(raw: dict[str, Any]) -> Run:
     number = (int, float)
     known = {k: v for k, v in raw.items() if k in Run._fields}
     known["fence"] = int(str(known.get("fence", 0)))

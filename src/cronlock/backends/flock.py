@@ -1,0 +1,473 @@
+"""`flock:` — flock(2) on a file of one machine. The embedded default, and what moves over from flock(1).
+
+The kernel's lock decides, never what the file says: a pid in it may be anybody's by now. The file is never
+unlinked, because a waiter that has the old inode open and a newcomer that makes a new one would both hold
+"the" lock. Two kinds of NAME:
+
+- a plain name: `DIR/NAME.lock`, which is ours, so it also carries the claim state; history in `DIR/NAME.runs`;
+- an absolute path: that file or directory itself, opened as found and never written (people lock `"$0"`), so
+  that flock(1) on the same path excludes us and we it. Its state lives in the default directory under a key.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import stat
+import time
+from contextlib import contextmanager, suppress
+
+from filelock import lock_descriptor, unlock_descriptor
+
+from cronlock import clock, state
+from cronlock.errors import BackendError, ConfigError, LeaseLost, PermissionDenied, UsageError
+from cronlock.model import Busy, Done, Grant, Run, Status
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+SYSTEM_DIRECTORY = "/var/lib/cronlock"
+STATE_LIMIT = 1 << 20  # bytes of a state that we are willing to read
+HISTORY_SLACK = 2 * state.KEEP  # lines after which NAME.runs is rewritten to its last KEEP
+OPTIONS = ("prefix", "allow_local")
+
+
+def connect(url: str) -> FlockBackend:
+    """`flock:`, `flock:/dir`, `flock:///dir`, each with `?prefix=` (file: is the same)."""
+    directory, options = parse(url, OPTIONS)
+    return FlockBackend(directory or default_directory(), options.get("prefix", ""), made_by_us=not directory)
+
+
+def parse(url: str, known: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """The directory ('' if none is given) and the query of a file backend's URL."""
+    scheme, _, rest = url.partition(":")
+    rest, _, query = rest.partition("?")
+    if rest.startswith("//"):
+        host, slash, path = rest[2:].partition("/")
+        if host:
+            raise UsageError(f"{scheme}://{host}…: a file backend has no host, write {scheme}:///{host}{slash}{path} for a directory")
+        rest = slash + path
+    if rest and not rest.startswith("/"):
+        raise UsageError(f"{scheme}:{rest}: the directory must be absolute, since cron starts jobs elsewhere than your shell")
+    options = {}
+    for part in query.split("&") if query else ():
+        key, _, value = part.partition("=")
+        if key not in known:
+            raise UsageError(f"{scheme}: unknown option {key!r} (known: {', '.join(known)})")
+        options[key] = value
+    return _unquoted(rest), options
+
+
+def _unquoted(text: str) -> str:
+    if "%" not in text:
+        return text
+    from urllib.parse import unquote
+
+    return unquote(text)
+
+
+def default_directory() -> str:
+    """/var/lib/cronlock for root, ~/.local/state/cronlock for all others; cron may set no HOME."""
+    if os.geteuid() == 0:
+        return SYSTEM_DIRECTORY
+    home = os.environ.get("HOME")
+    if not home:
+        import pwd
+
+        home = pwd.getpwuid(os.geteuid()).pw_dir
+    return os.path.join(home, ".local/state/cronlock")
+
+
+class FlockBackend:
+    timeout = 10.0
+
+    def __init__(self, directory: str, prefix: str = "", *, made_by_us: bool = True) -> None:
+        self.directory = directory
+        self.prefix = prefix
+        self.where = f"flock://{directory}"
+        self._made_by_us = made_by_us
+        self._leases: dict[str, FlockLease] = {}
+        self._won: dict[str, int] = {}  # name -> locked descriptor, from wait() to the next attempt
+        self._held_until: dict[str, float] = {}  # name -> lease-clock end of a min-hold that we ran into
+
+    def try_acquire(self, grant: Grant, until: float) -> FlockLease | Busy | Done:
+        place = self._place(grant.name)
+        fd = self._won.pop(grant.name, None)
+        if fd is None:
+            self._ready(place)
+            fd = lock(place)
+        if fd is None:
+            return Busy(_read_state(place, quiet=True).run)
+        try:
+            known = _read_state(place)
+            answer = state.claim(known, grant, clock.wall())
+            if isinstance(answer, state.State):
+                if place.state_path:
+                    _write_state(place, fd, answer, durable=bool(grant.run.label))
+                lease = FlockLease(self, place, fd, answer, state.vanished(known))
+                self._leases[grant.run.token] = lease
+                return lease
+        except BaseException:
+            os.close(fd)
+            raise
+        if isinstance(answer, Busy):
+            self._held_until[grant.name] = clock.now() + (answer.ttl_left or 0.0)
+        _unlock(fd)
+        return answer
+
+    def abandon(self, grant: Grant, until: float) -> None:
+        lease = self._leases.pop(grant.run.token, None)
+        if lease:
+            lease.drop()
+
+    def wait(self, name: str, until: float) -> None:
+        """Blocks in the kernel, which hands the lock over as the holder lets go; the next attempt has it already."""
+        hold = min(self._held_until.pop(name, 0.0), until)
+        if hold > clock.now():
+            time.sleep(clock.left(hold))
+            return
+        place = self._place(name)
+        fd = open_lock(place)
+        try:
+            with _ticking(until):
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            if _same_file(place.path, fd):
+                self._won[name], fd = fd, -1
+        except _TimeUp:
+            pass
+        except OSError as error:
+            raise lock_error(error, place.path) from None
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    def status(self, name: str, until: float) -> Status:
+        place = self._place(name)
+        try:
+            found = os.stat(place.path, follow_symlinks=False)
+        except FileNotFoundError:
+            return Status(name, held=False)
+        except OSError as error:
+            raise lock_error(error, place.path) from None
+        known = _read_state(place, quiet=True)
+        held = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino} " in _kernel_locks()
+        run = known.run
+        if run and not held and not run.outcome:
+            run = run.but(outcome="vanished")
+        return Status(name, held=held, run=run, held_until=known.held)
+
+    def names(self, until: float) -> Iterator[str]:
+        with suppress(FileNotFoundError):
+            for entry in sorted(os.listdir(self.directory)):
+                if entry.endswith(".lock") and entry.startswith(self.prefix):
+                    yield entry[len(self.prefix) : -len(".lock")]
+
+    def history(self, name: str, until: float) -> Sequence[Run]:
+        return [run for line in _lines(self._place(name).runs_path) if (run := _run_or_none(line))][-state.KEEP :]
+
+    def close(self) -> None:
+        for fd in self._won.values():
+            os.close(fd)
+        self._won.clear()
+        for lease in list(self._leases.values()):
+            lease.drop()
+
+    def _forget(self, token: str) -> None:
+        self._leases.pop(token, None)
+
+    def _place(self, name: str) -> Place:
+        if name.startswith("/"):
+            key = os.path.join(default_directory(), _key(name))
+            return Place(name, key + ".state", key + ".runs", own=False)
+        if "/" in name:
+            raise UsageError(
+                f"{name!r} is a relative path: cron starts jobs in another directory than your shell, so give an absolute one, "
+                "or a plain name without slash"
+            )
+        stem = os.path.join(self.directory, _fitting(self.prefix + name))
+        return Place(stem + ".lock", stem + ".lock", stem + ".runs", own=True)
+
+    def _ready(self, place: Place) -> None:
+        """The directory, made again if a reboot took it; of a user's own path only the last component."""
+        if place.own and not os.path.isdir(self.directory):
+            make_directory(self.directory, parents=self._made_by_us)
+        if not place.own and place.state_path and not os.path.isdir(os.path.dirname(place.state_path)):
+            try:
+                make_directory(os.path.dirname(place.state_path), parents=True)
+            except (ConfigError, PermissionDenied, BackendError):
+                place.state_path = place.runs_path = ""  # somebody else's file still locks; only the record is missing
+
+
+class Place:
+    """Where one name lives."""
+
+    def __init__(self, path: str, state_path: str, runs_path: str, *, own: bool) -> None:
+        self.path, self.state_path, self.runs_path, self.own = path, state_path, runs_path, own
+
+
+class FlockLease:
+    valid_for = float("inf")  # as long as a descriptor is open, here or in the guard
+    watch_fd = None
+
+    def __init__(self, backend: FlockBackend, place: Place, fd: int, granted: state.State, previous: Run | None) -> None:
+        if granted.run is None:
+            raise TypeError("a grant has a run")
+        self.run = granted.run
+        self.previous = previous
+        self._backend, self._place, self._fd, self._state = backend, place, fd, granted
+
+    @property
+    def fds(self) -> Sequence[int]:
+        return (self._fd,) if self._fd >= 0 else ()
+
+    def renew(self, until: float) -> None:
+        """Nothing runs out here; but a file that was replaced locks nobody out any more."""
+        if self._fd < 0:
+            raise LeaseLost(f"{self._place.path}: the lock was given back")
+        if not _same_file(self._place.path, self._fd):
+            raise LeaseLost(f"{self._place.path} was removed or replaced: others now lock another file")
+
+    def regain(self, until: float) -> None:
+        raise LeaseLost(f"{self._place.path} is not the file that was locked")
+
+    def release(self, run: Run, until: float) -> None:
+        self.renew(until)
+        try:
+            if self._place.state_path:
+                _write_state(self._place, self._fd, state.ended(self._state, run), durable=bool(run.label))
+                _append_runs(self._place.runs_path, [r for r in (self.previous, run) if r])
+        finally:
+            fd, self._fd = self._fd, -1
+            self._backend._forget(self.run.token)
+            _unlock(fd)
+
+    def drop(self) -> None:
+        """Let go without a word in the history."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            self._backend._forget(self.run.token)
+            _unlock(fd)
+
+
+def make_directory(path: str, *, parents: bool) -> None:
+    try:
+        os.makedirs(path, 0o755) if parents else os.mkdir(path, 0o755)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise ConfigError(f"{path} is not a directory") from None
+    except FileNotFoundError:
+        raise ConfigError(f"{os.path.dirname(path)} does not exist: make it first (only the last part of a given directory is made)") from None
+    except OSError as error:
+        raise lock_error(error, path) from None
+
+
+def open_lock(place: Place) -> int:
+    """A descriptor that can be locked, not inherited by the command; links, pipes and devices are refused.
+
+    First without O_CREAT: in a sticky directory the kernel refuses O_CREAT on another user's file even to root
+    (fs.protected_regular), although opening it is fine.
+    """
+    flags = (os.O_RDWR if place.own else os.O_RDONLY) | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        try:
+            fd = os.open(place.path, flags)
+        except FileNotFoundError:
+            fd = os.open(place.path, flags | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise lock_error(error, place.path) from None
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode) or (stat.S_ISDIR(mode) and not place.own):
+        return fd
+    os.close(fd)
+    raise ConfigError(f"{place.path} is no regular file, so it is not used as a lock: remove it or give another name")
+
+
+def lock(place: Place) -> int | None:
+    """The locked descriptor, or None if somebody else has it. Bounded: a file that is replaced again and again is an error."""
+    for _ in range(10):
+        fd = open_lock(place)
+        try:
+            if not lock_descriptor(fd, blocking=False):
+                os.close(fd)
+                return None
+            if _same_file(place.path, fd):
+                _must_exclude(place)
+                return fd
+        except OSError as error:
+            os.close(fd)
+            if error.errno != errno.ESTALE:  # NFS: the file was removed on the server; open it again by name
+                raise lock_error(error, place.path) from None
+            continue
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+    raise BackendError(f"{place.path} is replaced again and again while it is being locked: nothing may delete lock files")
+
+
+def _must_exclude(place: Place) -> None:
+    """Some file systems say yes to everybody (FUSE without flock, seen with strace's injected 0 as well)."""
+    second = os.open(place.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        granted = lock_descriptor(second, blocking=False)
+    finally:
+        os.close(second)
+    if granted:
+        raise BackendError(f"{place.path}: locks have no effect on this file system (a second lock of the same file was granted)")
+
+
+def _unlock(fd: int) -> None:
+    """Unlock before close: a copy of the descriptor in another process must not keep the lock."""
+    with suppress(OSError):
+        unlock_descriptor(fd)
+    os.close(fd)
+
+
+def lock_error(error: OSError, path: str) -> BackendError | ConfigError | PermissionDenied:
+    """Only EWOULDBLOCK means busy; every other refusal is an error with its own text."""
+    code = error.errno
+    if code in (errno.EACCES, errno.EPERM):
+        return PermissionDenied(f"{path}: {_owner(path)}permission denied for uid {os.geteuid()}: use a directory that all users of this job may write")
+    if code == errno.ELOOP:
+        return ConfigError(f"{path} is a symbolic link, which is not followed: give its target")
+    if code in (errno.ENOENT, errno.ENOTDIR):
+        return ConfigError(f"{path}: the directory does not exist: make it first")
+    if code in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
+        return BackendError(f"{path}: locking is not implemented or not working on this file system ({os.strerror(code)}): choose another directory")
+    if code == errno.EROFS:
+        return BackendError(f"{path}: read-only file system: choose a directory that can be written")
+    if code == errno.ENXIO:
+        return ConfigError(f"{path} is no regular file, so it is not used as a lock: remove it or give another name")
+    return BackendError(f"{path}: {error.strerror or error}")
+
+
+def _owner(path: str) -> str:
+    for existing in (path, os.path.dirname(path)):
+        with suppress(OSError):
+            found = os.stat(existing)
+            return f"{existing} belongs to uid {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}; "
+    return ""
+
+
+def _same_file(path: str, fd: int) -> bool:
+    try:
+        named = os.stat(path, follow_symlinks=False)
+    except OSError:
+        return False
+    mine = os.fstat(fd)
+    return (named.st_dev, named.st_ino) == (mine.st_dev, mine.st_ino)
+
+
+def _read_state(place: Place, *, quiet: bool = False) -> state.State:
+    """What the file says; an empty state for a new one. Something else's text is moved aside and never blocks a job."""
+    if not place.state_path:
+        return state.State()
+    try:
+        with open(place.state_path, "rb") as file:
+            text = file.read(STATE_LIMIT)
+    except OSError:
+        return state.State()
+    if not text.strip():
+        return state.State()
+    try:
+        return state.decode(text)
+    except state.Foreign:
+        if not quiet:
+            with suppress(OSError), open(place.state_path + ".broken", "wb") as aside:
+                aside.write(text)
+        return state.State()
+    except ConfigError:
+        if quiet:
+            return state.State()
+        raise
+
+
+def _write_state(place: Place, fd: int, new: state.State, *, durable: bool) -> None:
+    text = state.encode(new).encode("ascii") + b"\n"
+    target = fd if place.own else os.open(place.state_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        os.pwrite(target, text, 0)
+        os.ftruncate(target, len(text))
+        if durable:  # a period label that a power cut forgets would be run twice
+            os.fsync(target)
+    except OSError as error:
+        raise lock_error(error, place.state_path) from None
+    finally:
+        if target != fd:
+            os.close(target)
+
+
+def _append_runs(path: str, runs: list[Run]) -> None:
+    """Under the lock, so there is one writer; a full disk loses history, not the run's outcome."""
+    with suppress(OSError):
+        lines = _lines(path)
+        added = [state.encode_run(run).encode("ascii") for run in runs]
+        if len(lines) + len(added) <= HISTORY_SLACK:
+            with open(path, "ab") as file:
+                file.write(b"".join(line + b"\n" for line in added))
+        else:
+            with open(path + ".new", "wb") as file:
+                file.write(b"".join(line + b"\n" for line in (lines + added)[-state.KEEP :]))
+            os.replace(path + ".new", path)
+
+
+def _lines(path: str) -> list[bytes]:
+    try:
+        with open(path, "rb") as file:
+            return file.read().splitlines()
+    except OSError:
+        return []
+
+
+def _run_or_none(line: bytes) -> Run | None:
+    try:
+        return state.decode_run(line)
+    except state.Foreign:
+        return None
+
+
+def _kernel_locks() -> str:
+    with suppress(OSError), open("/proc/locks") as file:
+        return "".join(line for line in file if " FLOCK " in line and "->" not in line)
+    return ""
+
+
+def _fitting(name: str) -> str:
+    """A file name: NAME itself, or for the very long its beginning and a digest (a component has 255 bytes)."""
+    return name if len(os.fsencode(name)) <= 200 else os.fsdecode(os.fsencode(name)[:150]) + "~" + _digest(name)
+
+
+def _key(path: str) -> str:
+    return _fitting(os.path.basename(path.rstrip("/")) or "root") + "@" + _digest(path)
+
+
+def _digest(text: str) -> str:
+    from hashlib import sha256
+
+    return sha256(os.fsencode(text)).hexdigest()[:16]
+
+
+class _TimeUp(Exception):
+    pass
+
+
+@contextmanager
+def _ticking(until: float) -> Iterator[None]:
+    """Let a blocking system call end at `until`: the timer ticks, so that a signal which came just before the
+    call blocked is seen at the next tick. ITIMER_REAL does not follow clock steps (setitimer(2))."""
+
+    def tick(_signum: int, _frame: object) -> None:
+        if clock.now() >= until:
+            raise _TimeUp
+
+    before = signal.signal(signal.SIGALRM, tick)
+    period = max(0.001, min(0.2, clock.left(until)))
+    signal.setitimer(signal.ITIMER_REAL, period, period)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

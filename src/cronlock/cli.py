@@ -1,0 +1,234 @@
+"""`cronlock`: argv and environment -> Job -> run -> exit status. The only function that hands a number to the OS."""
+
+from __future__ import annotations
+
+import gc
+
+gc.disable()  # one short life: collecting costs a fifth of the start and frees nothing that matters
+
+import os
+import sys
+from contextlib import suppress
+
+import click
+
+from cronlock import __version__, errors, exits, observers
+from cronlock.model import Event, Job, Outcome
+from cronlock.options import FLOCK_ONLY, OPTIONS, Option, convert, from_environment
+from cronlock.registry import DEFAULT, open_backend
+from cronlock.run import run
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any, NoReturn
+
+USAGE = "cronlock [OPTIONS] NAME COMMAND [ARG]..."
+EPILOG = """\b
+Exit status: the command's own; 128+N if signal N ended it; 75 skipped (-E);
+76 lock lost; 124 --max-runtime; 126, 127 not executable, not found; 64 usage;
+69 backend unavailable; 70 internal; 77 permission; 78 configuration.
+Every option can be set by CRONLOCK_ and its name in capitals: CRONLOCK_TTL=5m."""
+
+
+def main() -> NoReturn:
+    """The console script."""
+    _own_descriptors()
+    status = start(sys.argv[1:], os.environ)
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+    os._exit(status)  # skips taking apart what the kernel frees anyway: 100 ms with psycopg loaded
+
+
+def start(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """The exit status of one command line."""
+    try:
+        values, words = parse(argv, environ)
+        if values is None:
+            return 0  # --help or --version was answered
+        job, url = understand(values, words, environ)
+        observe = observers.stderr_observer(job.name, verbose=values["verbose"], quiet=values["quiet"])
+        if _password_in(argv, url):
+            observe(Event("password", "warning", "the backend's password is on the command line, where every user's ps shows it: use CRONLOCK_BACKEND, ?password_file= or .pgpass"))
+        backend = open_backend(url)
+        if job.no_fork and not url.startswith(("flock:", "file:")):
+            raise errors.UsageError("-F works with local file locks only: another store's lock needs cronlock to stay alive")
+        outcome = run(job, backend, observe)
+    except (errors.CronlockError, errors.Interrupted) as error:
+        observers.say(str(error))
+        return exits.status(error)
+    except KeyboardInterrupt:
+        return exits.SIGNAL + 2
+    except Exception as error:  # noqa: BLE001 a defect of ours: one line for cron's mail, the whole story with -v
+        if "-v" in argv or "CRONLOCK_VERBOSE" in environ:
+            raise
+        observers.say(f"internal error, please report it: {type(error).__name__} in {_where(error)} (-v shows the whole story)")
+        return exits.INTERNAL
+    return finish(outcome, job, observe)
+
+
+def finish(outcome: Outcome, job: Job, observe: Any) -> int:
+    observe(observers.of_outcome(outcome))
+    return exits.status(outcome, job.conflict_code)
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[dict[str, Any] | None, list[str]]:
+    """The options' values (argv beats environment beats default) and the words after them. None: click answered itself."""
+    command = _click_command(from_environment(environ))
+    try:
+        context = command.make_context("cronlock", list(argv))
+    except click.exceptions.Exit:
+        return None, []
+    except click.ClickException as error:
+        raise errors.UsageError(_in_our_words(error, argv)) from None
+    return dict(context.params), [*context.params.pop("words")]
+
+
+def understand(values: Mapping[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> tuple[Job, str]:
+    """The Job that options and words mean, and the backend's URL."""
+    string = values["command"]
+    if not words:
+        raise errors.UsageError(f"a lock NAME is missing: {USAGE}")
+    name, rest = words[0], list(words[1:])
+    if string is None and len(rest) >= 1 and rest[0] in ("-c", "--command"):
+        if len(rest) != 2:
+            raise errors.UsageError(f"{rest[0]} takes exactly one argument, the shell command in quotes: cronlock NAME -c 'a && b'")
+        string, rest = rest[1], []
+    elif rest[:1] == ["--"]:
+        rest = rest[1:]
+    if string is not None and rest:
+        raise errors.UsageError("give either -c STRING or a COMMAND, not both")
+    check_name(name)
+    if string is None and not rest:
+        raise errors.UsageError(_no_command(name))
+    if rest and not rest[0]:
+        raise errors.UsageError("the COMMAND is an empty word: is a variable unset?")
+    command = (_shell(environ), "-c", string) if string is not None else tuple(rest)
+    if values["no_fork"]:
+        for key in ("max_runtime", "min_hold"):
+            if values[key]:
+                raise errors.UsageError(f"-F leaves no cronlock to see to --{key.replace('_', '-')}: drop one of the two")
+    if values["nonblock"] and values["wait"]:
+        raise errors.UsageError("-n and -w contradict each other: -n does not wait")
+    if values["verbose"] and values["quiet"]:
+        raise errors.UsageError("-v and -q contradict each other")
+    job = Job(
+        name,
+        command,
+        ttl=values["ttl"],
+        wait=values["wait"],
+        conflict_code=values["conflict_exit_code"],
+        no_fork=values["no_fork"],
+        max_runtime=values["max_runtime"],
+        kill_after=values["kill_after"],
+        min_hold=values["min_hold"],
+        jitter=values["jitter"],
+        on_lost=values["on_lost"],
+        on_unavailable=values["on_unavailable"],
+        environ=_inherited(environ),
+    )
+    return job, values["backend"]
+
+
+def check_name(name: str) -> None:
+    """Any 1–200 characters but control characters."""
+    if not name:
+        raise errors.UsageError("the lock NAME is empty: is a variable unset?")
+    if len(name) > 200:
+        raise errors.UsageError(f"the lock NAME has {len(name)} characters, 200 is the most")
+    if any(ord(c) < 32 or ord(c) == 127 for c in name):
+        raise errors.UsageError(f"the lock NAME {name!r} contains a control character")
+
+
+def _no_command(name: str) -> str:
+    if name in ("status", "history", "release", "check", "key", "metrics"):
+        return f"no COMMAND after the lock name {name!r}: did you mean cronlockctl {name}?"
+    if name.isdigit():
+        return f"no COMMAND after {name}: cronlock does not lock file descriptors, put it before the command: cronlock NAME COMMAND"
+    return f"no COMMAND after the lock name {name!r}: {USAGE} (a % in a crontab line cuts it off)"
+
+
+def _shell(environ: Mapping[str, str]) -> str:
+    return environ.get("SHELL") or "/bin/sh"
+
+
+def _inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """What cronlock was started with. Python's start adds LC_CTYPE in the C locale (PEP 538); the first environment block,
+    which the kernel keeps, tells whether it did."""
+    inherited = {k: v for k, v in environ.items() if k != "CRONLOCK_HEARTBEAT"}
+    if inherited.get("LC_CTYPE") in ("C.UTF-8", "C.utf8", "UTF-8"):
+        with suppress(OSError), open("/proc/self/environ", "rb") as file:
+            if b"\0LC_CTYPE=" not in b"\0" + file.read():
+                del inherited["LC_CTYPE"]
+    return inherited
+
+
+def _own_descriptors() -> None:
+    """0, 1 and 2 must be taken, or a lock would get one of these numbers. Not inheritable: for the command they stay closed."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open("/dev/null", os.O_RDWR)
+
+
+def _password_in(argv: Sequence[str], url: str) -> bool:
+    authority = url.partition("://")[2].partition("/")[0]
+    return ":" in authority.rpartition("@")[0] and any(url in word for word in argv)
+
+
+def _where(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace and trace.tb_next:
+        trace = trace.tb_next
+    return f"{os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}" if trace else "?"
+
+
+class _Kind(click.ParamType):
+    def __init__(self, option: Option) -> None:
+        self.option, self.name = option, option.metavar or option.kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        return convert(self.option, value)
+
+
+def _click_command(environment: Mapping[str, Any]) -> click.Command:
+    parameters: list[click.Parameter] = []
+    for option in OPTIONS:
+        names = [f"-{letter}" for letter in option.letters] + [f"--{n}" for n in (option.name, *option.aliases)]
+        common = {"default": environment.get(option.key, option.default), "help": _help(option)}
+        if option.kind == "flag":
+            parameters.append(click.Option([*names, option.key], is_flag=True, **common))
+        else:
+            metavar = option.metavar or "|".join(option.choices)
+            parameters.append(click.Option([*names, option.key], type=_Kind(option), metavar=metavar, **common))
+    parameters.append(click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, metavar="NAME COMMAND [ARG]..."))
+    command = click.Command(
+        "cronlock",
+        params=parameters,
+        help="Run COMMAND while holding the lock NAME, so that of all servers that fire this crontab line one runs it.",
+        epilog=EPILOG,
+        context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"], "max_content_width": 80},
+    )
+    return click.version_option(__version__, "-V", "--version", prog_name="cronlock", message="%(prog)s %(version)s")(command)
+
+
+def _help(option: Option) -> str:
+    default = option.default
+    if option.kind in ("duration", "wait") and default is not None:
+        from cronlock.durations import show
+
+        default = show(default)
+    return f"{option.help}  [{default}]" if default not in (None, False) and option.name != "backend" else (f"{option.help}  [{DEFAULT}]" if option.name == "backend" else option.help)
+
+
+def _in_our_words(error: click.ClickException, argv: Sequence[str]) -> str:
+    if isinstance(error, click.NoSuchOption):
+        for word, advice in FLOCK_ONLY.items():
+            if error.option_name == word:
+                return f"{word}: {advice}"
+        near = f", did you mean {error.possibilities[0]}?" if error.possibilities else " (options go before NAME; cronlock --help lists them)"
+        return f"no option {error.option_name}{near}"
+    return error.format_message().rstrip(".")

@@ -1,0 +1,439 @@
+"""The guard keeps the command: it is its parent, passes signals on, and stops the whole tree when the lease runs out.
+
+A process of its own, so that a cronlock that is frozen, stuck or SIGKILLed never leaves work going without a lock.
+It knows nothing of backends; what carries the lock at the kernel or the server, it holds as copies of descriptors
+until the tree is gone. The messages between the two, one packet each:
+
+    cronlock -> guard                                   guard -> cronlock
+    valid T     the command may run until T             started PID
+    pass N      the signal N came for the command       failed ERRNO      it could not be started
+    stop N S    N to the tree now, KILL after S s       ended STATUS      the direct child is gone (wait status)
+    freeze      SIGSTOP the tree until `valid`          stopping WHY      the tree is being ended: signal, told, expired, orphaned
+    fds         (descriptors attached) hold these       stuck PID…        not gone 2 s after KILL
+                                                        gone              stopped, and nothing of the tree is left
+
+End of file is a message too: the guard stops the tree when cronlock is gone; cronlock, a subreaper itself, takes the
+orphaned command over when the guard is gone. Both do it with the same `Ward`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+
+from cronlock import clock, tree
+from cronlock.errors import CommandError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import NoReturn
+
+HURRY = 1.0  # seconds to KILL after a second TERM
+STUCK = 2.0  # seconds after KILL before a survivor is named
+TURN = 1.0  # seconds: no loop of ours sleeps longer
+STOPPING_TURN = 0.05
+
+
+class Ward:
+    """The command and its tree, in the process that is its parent."""
+
+    def __init__(self, root: int, pid: int, group: int | None, kill_after: float) -> None:
+        self._root, self._pid = root, pid
+        self._group = group  # None: the command shares the terminal's group with us
+        self._kill_after = kill_after
+        self._valid_until = self._stop_at = float("inf")
+        self._gap = float("inf")
+        self._last_turn = clock.now()
+        self._frozen_at: float | None = None
+        self._stopping = False
+        self._ended = False
+        self._kill_at = float("inf")
+        self._named: set[int] = set()
+
+    def valid(self, until: float, grace: float, gap: float) -> None:
+        self._valid_until, self._stop_at, self._gap = until, until - grace, gap
+        if self._frozen_at is not None and until > clock.now():
+            self._frozen_at = None
+            self._signal_all(signal.SIGCONT)
+
+    def pass_on(self, signum: int) -> list[str]:
+        """Once, as itself, to the command's group. TERM means the whole tree, and that it has to end."""
+        had_it = self._group is None and signum in signal.sigpending()
+        if had_it:  # the terminal, or a kill of the whole group, gave it to the command as well as to us
+            signal.sigtimedwait([signum], 0)
+        if signum != signal.SIGTERM:
+            if self._group is not None:
+                tree.send_group(self._group, signum)
+            elif not had_it:
+                self._signal_all(signum)
+            return []
+        if self._stopping:
+            self._kill_at = min(self._kill_at, clock.now() + HURRY)
+            return []
+        return self.stop(signum, self._kill_after, "signal", to_group=not had_it)
+
+    def stop(self, signum: int, kill_after: float, why: str, *, to_group: bool = True) -> list[str]:
+        if self._frozen_at is not None:
+            if clock.now() >= self._valid_until:  # no lock, so not one more instruction
+                signum, kill_after = signal.SIGKILL, 0.0
+            self._frozen_at = None
+        already = self._stopping
+        said = self._begin(kill_after, why)
+        if not already or signum == signal.SIGKILL:
+            self._signal_all(signum, to_group=to_group)
+            self._signal_all(signal.SIGCONT)  # a stopped process takes its TERM only then
+        return said
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping
+
+    def orphaned(self) -> list[str]:
+        """cronlock is gone: nobody renews, so the tree ends now, and before the lease does."""
+        return self.stop(signal.SIGTERM, self._kill_after, "orphaned")
+
+    def freeze(self) -> None:
+        if self._frozen_at is None and not self._stopping:
+            self._frozen_at = clock.now()
+            self._signal_all(signal.SIGSTOP)
+
+    def turn(self) -> list[str]:
+        """What is due now; the messages it gives rise to."""
+        now, said = clock.now(), []
+        if now - self._last_turn > self._gap:
+            self.freeze()  # suspended or stopped: the other side must say that the lease still stands
+        self._last_turn = now
+        if self._frozen_at is not None:
+            if now > max(self._frozen_at, self._valid_until) + 10:
+                said += self.stop(signal.SIGKILL, 0.0, "expired")
+        elif now >= self._stop_at and not self._stopping:
+            said += self.stop(signal.SIGTERM, self._valid_until - now, "expired")
+        if self._stopping and now >= min(self._kill_at, self._valid_until):
+            said += self._kill(now)
+        return said + self._reap()
+
+    def wait(self) -> float:
+        """Seconds until the next turn is due."""
+        if self._stopping:
+            return min(STOPPING_TURN, max(0.0, self._kill_at - clock.now()) or STOPPING_TURN)
+        return max(0.0, min(TURN, self._stop_at - clock.now()))
+
+    def ended(self, status: int) -> list[str]:
+        self._ended = True
+        return [f"ended {status}"]
+
+    def _begin(self, kill_after: float, why: str) -> list[str]:
+        self._kill_at = min(self._kill_at, clock.now() + kill_after)
+        if self._stopping:
+            return []
+        self._stopping = True
+        return [f"stopping {why}"]
+
+    def _kill(self, now: float) -> list[str]:
+        alive = tree.descendants(self._root)
+        for process in alive:
+            tree.send(process, signal.SIGKILL)
+        left = {p.pid for p in alive}
+        if now > self._kill_at + STUCK and left - self._named:
+            self._named |= left
+            return ["stuck " + " ".join(str(pid) for pid in sorted(left))]
+        return []
+
+    def _reap(self) -> list[str]:
+        said = []
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                if not self._ended:  # reaped by nobody: can't be, unless SIGCHLD was ignored behind our back
+                    said += self.ended(0)
+                if self._stopping:
+                    said.append("gone")
+                return said
+            if not pid:
+                return said
+            if pid == self._pid:
+                said += self.ended(status)
+
+    def _signal_all(self, signum: int, *, to_group: bool = True) -> None:
+        """Everybody in the tree once: the group in one call, so that no fork slips through, then who left it."""
+        if self._group is not None and to_group:
+            tree.send_group(self._group, signum)
+        spare = self._group if to_group else os.getpgrp()
+        for process in tree.descendants(self._root):
+            if process.group != spare:
+                tree.send(process, signum)
+
+
+class Guard:
+    """cronlock's side. After `start`, `messages()` tells what happened; `fd` is readable when there is something."""
+
+    def __init__(self, pid: int, sock: socket.socket, group: bool, kill_after: float) -> None:
+        self.pid = pid
+        self._sock: socket.socket | None = sock
+        self._own_group, self._kill_after = group, kill_after
+        self._command = 0
+        self._orphan: int | None = None  # the command's status, if it came to us before we knew why
+        self._ward: Ward | None = None  # set once the guard is dead and the command is ours
+        self._last_valid = (float("inf"), 0.0, float("inf"))
+        self._backlog: list[str] = []
+
+    @classmethod
+    def start(cls, argv: Sequence[str], environ: Mapping[str, str], mask: set[int], fds: Sequence[int], kill_after: float) -> Guard:
+        """Fork the guard, which starts the command. `mask`: the signals that were blocked when cronlock started."""
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        tree.become_subreaper()
+        own_group = not _has_terminal()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        keep = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        pid = os.fork()
+        if pid == 0:
+            ours.close()
+            _guard(its, argv, environ, mask, fds, own_group, kill_after)
+        signal.pthread_sigmask(signal.SIG_SETMASK, keep)
+        its.close()
+        ours.setblocking(False)
+        return cls(pid, ours, own_group, kill_after)
+
+    @property
+    def fd(self) -> int:
+        return self._sock.fileno() if self._sock else -1
+
+    def valid(self, until: float, grace: float, gap: float) -> None:
+        self._last_valid = (until, grace, gap)
+        if self._ward:
+            self._ward.valid(until, grace, gap)
+        else:
+            self._send(f"valid {until!r} {grace!r} {gap!r}")
+
+    def pass_on(self, signum: int) -> None:
+        if self._ward:
+            self._backlog += self._ward.pass_on(signum)
+        else:
+            self._send(f"pass {signum}")
+
+    def stop(self, signum: int, kill_after: float) -> None:
+        if self._ward:
+            self._backlog += self._ward.stop(signum, kill_after, "told")
+        else:
+            self._send(f"stop {signum} {kill_after!r}")
+
+    def freeze(self) -> None:
+        if self._ward:
+            self._ward.freeze()
+        else:
+            self._send("freeze")
+
+    def hold(self, fds: Sequence[int]) -> None:
+        """The lock is carried by other descriptors now."""
+        if self._sock and fds:
+            with suppress(OSError):
+                socket.send_fds(self._sock, [b"fds"], list(fds))
+
+    def kill(self) -> None:
+        """It does not answer: without it, its command is ours."""
+        with suppress(OSError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def messages(self) -> list[str]:
+        said, self._backlog = self._backlog, []
+        if not self._ward:
+            self._reap()
+        while self._sock:
+            try:
+                packet = self._sock.recv(65536)
+            except BlockingIOError:
+                break
+            except ConnectionResetError:
+                continue  # it went with a message of ours unread; its last words are still in the queue (seen, once in three)
+            except OSError:
+                packet = b""
+            if packet:
+                said.append(packet.decode())
+                if said[-1].startswith("started "):
+                    self._command = int(said[-1].split()[1])
+            else:
+                self._sock.close()
+                self._sock = None
+                if not any(word.split()[0] in ("ended", "failed", "gone") for word in said):
+                    self._adopt()
+        if self._ward:
+            said += self._ward.turn()
+        return said
+
+    def wait(self) -> float:
+        return self._ward.wait() if self._ward else TURN
+
+    def _adopt(self) -> None:
+        """The guard was killed. Its orphans are our children now, and the command's status comes to us."""
+        with suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+        self._ward = Ward(os.getpid(), self._command, self._command if self._own_group and self._command else None, self._kill_after)
+        self._ward.valid(*self._last_valid)
+        if self._orphan is not None:
+            self._backlog += self._ward.ended(self._orphan)
+        if not self._command:  # killed before it could say whom it started: nothing may go on that nobody knows
+            self._backlog += self._ward.stop(signal.SIGKILL, 0.0, "told")
+
+    def _reap(self) -> None:
+        """Strangers, where we are process 1 or a subreaper; and a command that came to us between two looks."""
+        with suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    return
+                if pid == self._command:
+                    self._orphan = status
+
+    def _send(self, text: str) -> None:
+        if self._sock:
+            with suppress(OSError):  # a dead guard is noticed by messages(); a full buffer by its not answering
+                self._sock.send(text.encode())
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+def _guard(
+    sock: socket.socket, argv: Sequence[str], environ: Mapping[str, str], mask: set[int], fds: Sequence[int], own_group: bool, kill_after: float
+) -> NoReturn:
+    """The guard's whole life, in the forked process. Every signal but CHLD stays blocked, so none that can be caught ends it."""
+    try:
+        if own_group:
+            os.setpgid(0, 0)
+        tree.become_subreaper()
+        with suppress(OSError), open("/proc/self/comm", "w") as comm:
+            comm.write("cronlock-guard")
+        bell, ringer = os.pipe()
+        for fd in (bell, ringer):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(ringer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+        try:
+            pid = spawn(argv, environ, mask, own_group)
+        except OSError as error:
+            sock.send(f"failed {error.errno}".encode())
+            os._exit(0)
+        _be_silent({sock.fileno(), bell, ringer, *fds})
+        ward = Ward(os.getpid(), pid, pid if own_group else None, kill_after)
+        with suppress(OSError):
+            sock.send(f"started {pid}".encode())
+        try:
+            _attend(sock, bell, ward, list(fds))
+        except Exception:  # noqa: BLE001 whatever it is: a guard that ends takes its command along
+            ward.stop(signal.SIGKILL, 0.0, "told")
+            while "gone" not in ward.turn():
+                time.sleep(STOPPING_TURN)
+    finally:
+        os._exit(0)
+
+
+def _attend(sock: socket.socket, bell: int, ward: Ward, held: list[int]) -> None:
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    poll.register(bell, select.POLLIN)
+    orphaned = False
+    while True:
+        ready = {fd for fd, _ in poll.poll(ward.wait() * 1000)}
+        said: list[str] = []
+        if bell in ready:
+            with suppress(BlockingIOError):
+                os.read(bell, 4096)
+        if sock.fileno() in ready:
+            try:
+                packet, fds, _, _ = socket.recv_fds(sock, 65536, 16)
+            except ConnectionResetError:  # cronlock died with a message of ours unread; the next call says end of file
+                continue
+            word, *numbers = packet.decode().split() or ["gone"]
+            if word == "valid":
+                ward.valid(*(float(n) for n in numbers))
+            elif word == "pass":
+                said += ward.pass_on(int(numbers[0]))
+            elif word == "stop":
+                said += ward.stop(int(numbers[0]), float(numbers[1]), "told")
+            elif word == "freeze":
+                ward.freeze()
+            elif word == "fds":
+                for fd in held:
+                    os.close(fd)
+                held[:] = fds
+            else:  # end of file: cronlock is gone, and with it whoever renews the lease
+                poll.unregister(sock)
+                orphaned = True
+                said += ward.orphaned()
+        said += ward.turn()
+        for text in said:
+            with suppress(OSError):
+                sock.send(text.encode())
+        if "gone" in said or (not orphaned and not ward.stopping and any(text.startswith("ended") for text in said)):
+            return  # daemons that a finished command left are let go: they hold nothing of ours
+
+
+def spawn(argv: Sequence[str], environ: Mapping[str, str], mask: set[int], own_group: bool) -> int:
+    """Start the command as execvp(3) would: PATH for a bare word, /bin/sh for a script without a first line.
+
+    posix_spawn, because nothing of ours runs between fork and exec. Descriptors are the caller's; ours are close-on-exec.
+    """
+    options = {"setsigmask": mask, "setsigdef": (signal.SIGPIPE, signal.SIGXFSZ)}  # Python ignores these two at start
+    if own_group:
+        options["setpgroup"] = 0  # type: ignore[assignment]
+    return first_that_starts(argv, environ, lambda path, words: os.posix_spawn(path, words, environ, **options))  # type: ignore[arg-type]
+
+
+def first_that_starts(argv: Sequence[str], environ: Mapping[str, str], start: Callable[[str, Sequence[str]], int]) -> int:
+    """execvp(3)'s search around `start` (a spawn or an exec). OSError with the errno a shell would report."""
+    refused: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    for path in [argv[0]] if "/" in argv[0] else [os.path.join(d or ".", argv[0]) for d in search_path(environ).split(":")]:
+        try:
+            try:
+                return start(path, argv)
+            except OSError as error:
+                if error.errno != errno.ENOEXEC:
+                    raise
+                return start("/bin/sh", ["/bin/sh", path, *argv[1:]])
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES) or "/" in argv[0]:
+                raise
+            if error.errno == errno.EACCES and os.path.exists(path):
+                refused = error
+    raise refused
+
+
+def search_path(environ: Mapping[str, str]) -> str:
+    return environ.get("PATH", "/bin:/usr/bin")
+
+
+def cannot_start(argv: Sequence[str], environ: Mapping[str, str], code: int) -> CommandError:
+    """127 or 126, in the words a person needs under cron."""
+    if code in (errno.ENOENT, errno.ENOTDIR):
+        if "/" in argv[0]:
+            why = "it exists, but the interpreter in its first line does not" if os.path.exists(argv[0]) else "no such file"
+            return CommandError(f"{argv[0]}: {why}", 127)
+        return CommandError(f"{argv[0]}: command not found in PATH={search_path(environ)} (cron's PATH is short: give the whole path)", 127)
+    return CommandError(f"{argv[0]}: cannot be executed: {os.strerror(code)}", 126)
+
+
+def _be_silent(keep: set[int]) -> None:
+    """No pipe of cron's and no file of the caller's is held by the guard."""
+    null = os.open("/dev/null", os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    low = 3
+    for fd in sorted(keep):
+        os.closerange(low, fd)
+        low = max(low, fd + 1)
+    os.closerange(low, 65536)

@@ -1,0 +1,309 @@
+"""One run, top to bottom: signals, acquire, guard, keep, release. Knows no backend and no exit status."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+
+from cronlock import clock, durations, exits
+from cronlock.errors import UNANSWERED, BackendError, Interrupted, LeaseLost
+from cronlock.guard import TURN, Guard, cannot_start, first_that_starts
+from cronlock.lease import INF, Keeping
+from cronlock.model import Busy, Done, Event, Grant, Job, Outcome, Run
+from cronlock.signals import Signals
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import NoReturn
+
+    from cronlock.protocol import Backend, Lease
+
+    Observe = Callable[[Event], None]
+
+RELEASE = 5.0  # seconds a release is tried; then the ttl does it
+POLL = 0.2  # seconds between tries when a store that answered before is away while we wait
+
+
+def run(job: Job, backend: Backend, observe: Observe) -> Outcome:
+    """Take the lock, run the command, release. Errors that a person must mend come out as CronlockError."""
+    with Signals() as signals:
+        grant = Grant(job.name, new_run(job), job.ttl, job.min_hold, job.retry_failed)
+        try:
+            if job.jitter:
+                with signals.interruptible():
+                    time.sleep(random_part(job.jitter))
+            answer, asked = acquire(job, grant, backend, signals, observe)
+        except Interrupted as signalled:
+            return Outcome("interrupted", signal=signalled.signum)
+        except BackendError as error:
+            if job.on_unavailable == "fail":
+                raise
+            if job.on_unavailable == "skip":
+                return Outcome("unavailable", code=job.conflict_code, detail=str(error))
+            observe(Event("unavailable", "warning", f"{error}; running without a lock (--on-unavailable run)"))
+            return Supervision(job, None, signals, observe, backend.where).whole()
+        if isinstance(answer, (Busy, Done)):
+            return Outcome("busy" if isinstance(answer, Busy) else "done", answer=answer)
+        observe(Event("acquired", "info", f"holding the lock, fence {answer.run.fence}"))
+        keeping = Keeping(answer, asked, job.ttl, job.kill_after)
+        if signals.received:  # between the grant and the spawn
+            outcome = Outcome("interrupted", signal=signals.received[0])
+            backend.abandon(grant, clock.now() + RELEASE)
+            return outcome
+        if job.no_fork:
+            become(job, answer, signals, backend.where)
+        return Supervision(job, keeping, signals, observe, backend.where).whole()
+
+
+def acquire(job: Job, grant: Grant, backend: Backend, signals: Signals, observe: Observe) -> tuple[Lease | Busy | Done, float]:
+    """Ask once, or until `job.wait` is over; the answer, and the instant before it was asked for."""
+    until = clock.now() + job.wait
+    heard: float | None = None  # when the store last answered
+    while True:
+        asked = clock.now()
+        try:
+            with signals.interruptible():
+                answer = backend.try_acquire(grant, asked + backend.timeout)
+                heard = clock.now()
+                if not isinstance(answer, Busy):
+                    return answer, asked
+                if _is_ancestor(answer, job.environ):
+                    observe(Event("busy", "trouble", f"the holder is an ancestor of this process (pid {_pid(answer)}): the same name is nested in itself"))
+                    return answer, asked
+                if clock.now() >= until:
+                    return answer, asked
+                backend.wait(job.name, until)
+        except Interrupted:
+            backend.abandon(grant, clock.now() + RELEASE)
+            raise
+        except BackendError:
+            backend.abandon(grant, asked + backend.timeout)
+            if heard is None or clock.now() >= min(until, heard + backend.timeout):
+                raise
+            with signals.interruptible():
+                time.sleep(min(POLL, clock.left(until)))
+
+
+class Supervision:
+    """The command is running: cronlock keeps the lease, the guard the command, and this is the loop between them."""
+
+    def __init__(self, job: Job, keeping: Keeping | None, signals: Signals, observe: Observe, store: str) -> None:
+        self._job, self._keeping, self._signals, self._observe, self._store = job, keeping, signals, observe, store
+        self._started = clock.now()
+        self._limit = self._started + job.max_runtime if job.max_runtime else INF
+        self._ended: int | None = None  # wait status of the direct child
+        self._gone = False  # the whole tree, after a stop
+        self._failed = 0  # errno of a command that could not be started
+        self._why = ""  # why it is being stopped: signal, timed-out, lost
+        self._answer_by = INF  # when the guard, told to stop, must have said that it does
+        self._lost = ""
+        self._fds: tuple[int, ...] = ()
+
+    def whole(self) -> Outcome:
+        """Spawn, keep, release. An error nobody expected releases nothing: this process ends, the guard stops the
+        tree, and only then does the lock go, by its descriptors or its ttl."""
+        lease = self._keeping.lease if self._keeping else None
+        self._guard = guard = Guard.start(
+            self._job.command, environment(self._job, lease.run if lease else None, self._store), self._signals.mask, lease.fds if lease else (), self._job.kill_after
+        )
+        self._tell_valid()
+        self._signals.deliver_to(guard.pass_on)
+        self._loop()
+        error = cannot_start(self._job.command, self._job.environ, self._failed) if self._failed else None
+        outcome = Outcome("failed", error.code) if error else self._outcome()
+        if lease:
+            self._release(lease, outcome)
+        if error:
+            raise error
+        return outcome
+
+    def _loop(self) -> None:
+        poll = select.poll()
+        last = clock.now()
+        while not self._finished():
+            watched = self._watch(poll)
+            ready = {fd for fd, _ in poll.poll(self._wait() * 1000)}
+            now, gap = clock.now(), clock.now() - last
+            last = now
+            if self._signals.fd in ready:
+                self._signals.clear()
+            for message in self._guard.messages():
+                self._hear(message)
+            if self._finished():
+                return
+            if self._keeping:
+                if gap > self._keeping.gap:  # suspended or stopped: nobody knows what happened meanwhile
+                    self._guard.freeze()
+                if gap > self._keeping.gap or now >= self._keeping.due() or watched in ready:
+                    self._renew(self._keeping)
+            if now >= self._limit and not self._why:
+                self._stop("timed-out", self._job.kill_after)
+            if now >= self._answer_by:  # it was told to stop and says nothing: frozen
+                self._answer_by = INF
+                self._guard.kill()
+
+    def _finished(self) -> bool:
+        return self._failed != 0 or (self._gone if self._why else self._ended is not None)
+
+    def _wait(self) -> float:
+        due = [TURN, self._guard.wait(), self._limit - clock.now(), self._answer_by - clock.now()]
+        if self._keeping:
+            due.append(self._keeping.due() - clock.now())
+        return max(0.0, min(due))
+
+    def _watch(self, poll: select.poll) -> int | None:
+        """Exactly what there is to watch now: a reconnect changes it."""
+        watched = self._keeping.lease.watch_fd if self._keeping and not self._lost else None
+        wanted = tuple(fd for fd in (self._signals.fd, self._guard.fd, -1 if watched is None else watched) if fd >= 0)
+        if wanted != self._fds:
+            for fd in self._fds:
+                poll.unregister(fd)
+            for fd in wanted:
+                poll.register(fd, select.POLLIN)
+            self._fds = wanted
+        return watched
+
+    def _hear(self, message: str) -> None:
+        word, _, rest = message.partition(" ")
+        if word == "ended":
+            self._ended = int(rest)
+        elif word == "gone":
+            self._gone = True
+        elif word == "failed":
+            self._failed = int(rest)
+        elif word == "stopping":
+            self._answer_by = INF
+            if rest == "expired":
+                self._lose("the lease ran out before it could be renewed", 0.0)
+            self._why = self._why or ("signal" if rest == "signal" else "lost")
+        elif word == "stuck":
+            self._observe(Event("stuck", "trouble", f"still alive after KILL, so the lock is kept as long as can be: pid {rest}"))
+
+    def _renew(self, keeping: Keeping) -> None:
+        before = keeping.lease.fds
+        trouble = keeping.unanswered
+        try:
+            renewed = keeping.turn()
+        except LeaseLost as error:
+            self._lose(str(error), keeping.grace)
+            return
+        if renewed:
+            if keeping.lease.fds != before:
+                self._guard.hold(keeping.lease.fds)
+            self._tell_valid()
+            if keeping.regained:
+                self._observe(Event("regained", "warning", "the lock was gone for a moment and is held again; nobody else had it"))
+            elif trouble:
+                self._observe(Event("renewed", "warning", "the store answers again; the lock was held all the time"))
+        elif keeping.expired():
+            self._lose(f"no answer in time: {keeping.unanswered}", keeping.grace)
+        elif not trouble:
+            left = durations.show(max(0.0, round(keeping.deadline - keeping.grace - clock.now())))
+            what = f"the command is stopped in {left}" if self._job.on_lost == "terminate" else "the command goes on (--on-lost continue)"
+            self._observe(Event("unanswered", "warning", f"{keeping.unanswered}; without an answer {what}"))
+
+    def _lose(self, text: str, grace: float) -> None:
+        if self._lost:
+            return
+        self._lost = text
+        stop = self._job.on_lost == "terminate"
+        then = "the command is stopped" if stop else "the command goes on (--on-lost continue)"
+        self._observe(Event("lost", "trouble", f"lock lost: {text}; {then}"))
+        if stop:
+            self._stop("lost", grace)
+
+    def _stop(self, why: str, kill_after: float) -> None:
+        self._why = self._why or why
+        self._answer_by = clock.now() + max(0.2, min(kill_after / 2, 5.0))
+        self._guard.stop(signal.SIGTERM, kill_after)
+
+    def _tell_valid(self) -> None:
+        keeping = self._keeping
+        if keeping and self._job.on_lost == "terminate":
+            self._guard.valid(keeping.deadline, keeping.grace, keeping.gap)
+
+    def _outcome(self) -> Outcome:
+        status = self._ended or 0
+        code = None if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+        signum = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        if self._why == "timed-out":
+            return Outcome("timed-out", code, signum, detail=durations.show(self._job.max_runtime or 0.0))
+        if self._lost:
+            return Outcome("lost", code, signum, detail=self._lost if self._job.on_lost == "terminate" else "continued")
+        if signum is not None:
+            return Outcome("killed", None, signum, detail="through us" if signum in self._signals.received or self._why == "signal" else "")
+        return Outcome("ok" if code == 0 else "failed", code)
+
+    def _release(self, lease: Lease, outcome: Outcome) -> None:
+        """Tried for 5 s; trouble is said and changes nothing."""
+        run = lease.run.but(outcome=outcome.word, status=exits.status(outcome), end=clock.wall())
+        until, text = clock.now() + RELEASE, ""
+        while clock.now() < until:
+            try:
+                lease.release(run, min(until, clock.now() + RELEASE / 2))
+                return
+            except LeaseLost as error:
+                if not self._lost:
+                    self._observe(Event("lost", "warning", f"the lock was not ours any more at the end: {error}"))
+                return
+            except UNANSWERED as error:
+                text = str(error)
+                time.sleep(min(POLL, clock.left(until)))
+        self._observe(Event("unreleased", "warning", f"not released: {text}; it runs out by its ttl of {durations.show(self._job.ttl)}"))
+
+
+def environment(job: Job, run: Run | None, store: str) -> Mapping[str, str]:
+    """The caller's, and what the command may want to know of its run. HELD: the tokens of all runs around it, its own last."""
+    mine = {"NAME": job.name, "STORE": store}
+    if run:
+        held = f"{job.environ.get('CRONLOCK_RUN_HELD', '')} {run.token}".strip()
+        mine |= {"ID": run.run_id, "TOKEN": run.token, "FENCE": str(run.fence), "HELD": held}
+    return {**job.environ, **{f"CRONLOCK_RUN_{key}": value for key, value in mine.items()}}
+
+
+def become(job: Job, lease: Lease, signals: Signals, store: str) -> NoReturn:
+    """-F: this process turns into the command, which carries the lock in an open descriptor until it ends."""
+    for fd in lease.fds:
+        os.set_inheritable(fd, True)
+    environ = environment(job, lease.run, store)
+    signals.give_back()
+    try:
+        first_that_starts(job.command, environ, lambda path, words: os.execve(path, words, environ))
+    except OSError as error:
+        raise cannot_start(job.command, environ, error.errno or 0) from None
+    raise AssertionError("exec returned")
+
+
+def new_run(job: Job) -> Run:
+    """The holder-to-be: a random token, since host and pid repeat in containers."""
+    token = os.urandom(16).hex()
+    return Run(os.urandom(4).hex(), token, os.uname().nodename, os.getpid(), _user(), _shown(job.command), clock.wall(), job.label)
+
+
+def random_part(longest: float) -> float:
+    return int.from_bytes(os.urandom(4)) / 2**32 * longest
+
+
+def _user() -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+def _shown(command: tuple[str, ...]) -> str:
+    """The command's first words, for people. Only its program name: arguments hold passwords."""
+    return os.path.basename(command[0]) if command else ""
+
+
+def _is_ancestor(answer: Busy, environ: Mapping[str, str]) -> bool:
+    return answer.run is not None and answer.run.token in environ.get("CRONLOCK_RUN_HELD", "").split()
+
+
+def _pid(answer: Busy) -> int:
+    return answer.run.pid if answer.run else 0

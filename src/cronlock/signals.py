@@ -1,0 +1,88 @@
+"""Signals, taken over before the lock and passed on once as themselves.
+
+Before the command runs, one ends the attempt: `interruptible()` lets it break out of a driver's blocking call.
+Afterwards each goes to `deliver` at once, from the handler, so that a renewal which hangs does not hold it up.
+What was ignored at the start (nohup, a shell's `&`) stays ignored.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import contextmanager, suppress
+
+from cronlock.errors import Interrupted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Self
+
+TAKEN = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Signals:
+    """A context: inside it the signals are ours. `fd` is readable when one, or a child's end, has come."""
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self._raising = False
+        self._deliver: Callable[[int], None] | None = None
+        self._bell, self._ringer = os.pipe()
+        for fd in (self._bell, self._ringer):
+            os.set_blocking(fd, False)
+
+    def __enter__(self) -> Self:
+        signal.set_wakeup_fd(self._ringer, warn_on_full_buffer=False)
+        for signum in TAKEN:
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                signal.signal(signum, self._handle)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # even if ignored at start: a child's status must not get lost
+        # somebody may have started us with them blocked; the command gets that mask back
+        self.mask = {int(s) for s in signal.pthread_sigmask(signal.SIG_UNBLOCK, (*TAKEN, signal.SIGCHLD, signal.SIGALRM))}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """They stay ours until the process ends: one that comes now must not cut the last words short."""
+
+    def give_back(self) -> None:
+        """As they were at the start, for a program that takes this process over."""
+        for signum in (*TAKEN, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+            if signal.getsignal(signum) is not signal.SIG_IGN or signum in (signal.SIGPIPE, signal.SIGXFSZ):
+                signal.signal(signum, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
+
+    @property
+    def fd(self) -> int:
+        return self._bell
+
+    def clear(self) -> None:
+        with suppress(BlockingIOError):
+            os.read(self._bell, 4096)
+
+    def deliver_to(self, deliver: Callable[[int], None]) -> None:
+        """From now on, and whatever came since the last look."""
+        self._deliver = deliver
+        for signum in self.received:
+            deliver(signum)
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Within, a signal raises Interrupted, also one that came just before."""
+        self._raising = True
+        try:
+            self.check()
+            yield
+        finally:
+            self._raising = False
+
+    def check(self) -> None:
+        if self.received:
+            raise Interrupted(self.received[0])
+
+    def _handle(self, signum: int, _frame: object) -> None:
+        self.received.append(signum)
+        if self._deliver:
+            self._deliver(signum)
+        elif self._raising:
+            raise Interrupted(signum)
