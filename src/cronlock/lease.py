@@ -30,6 +30,8 @@ class Keeping:
         self.gap = ttl / 3 if lease.valid_for < INF else INF
         self._interval = min(ttl / 3, lease.valid_for / 3) if lease.valid_for < INF else LOOK
         self._gone = False
+        self._valid_until = self._next = 0.0
+        self._pause, self._patience = PAUSE[0], PATIENCE[0]
         self.unanswered = ""  # why, while nobody knows
         self.regained = False
         self._granted(asked)
@@ -46,12 +48,17 @@ class Keeping:
         """Too late for a renewal: what is left is needed to stop the tree."""
         return clock.now() >= self.deadline - self.grace
 
+    def still_valid(self) -> bool:
+        """Before the command starts: an answer that was long under way may have come too late, so it is asked again."""
+        try:
+            return not self.expired() or (self.turn() and not self.expired())
+        except LeaseLost:
+            return False
+
     def turn(self) -> bool:
         """One try to renew. True: valid for another ttl. False: no answer, `unanswered` says why. LeaseLost: gone for good."""
         asked = clock.now()
-        until = asked + self._patience
-        if not self.expired():
-            until = min(until, self.deadline - self.grace)
+        until = min(asked + self._patience, max(self.deadline - self.grace, asked + PATIENCE[0] / 2))
         self.regained = False
         try:
             if not self._gone:

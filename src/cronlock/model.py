@@ -130,8 +130,10 @@ class Job(Value):
     kill_after: float = 10.0
     min_hold: float = 0.0
     jitter: float = 0.0
-    label: str = ""
+    label: str = ""  # the period this start belongs to, with --once-per
+    period_end: float = float("inf")  # epoch seconds: waiting ends with the period
     retry_failed: bool = False
+    standby: float = 0.0  # seconds this host holds back because --prefer names others
     on_lost: str = "terminate"  # or continue
     on_unavailable: str = "fail"  # or skip, run
     environ: Mapping[str, str] = {}  # what the command inherits, before CRONLOCK_RUN_… is added

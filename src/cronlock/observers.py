@@ -27,9 +27,9 @@ def stderr_observer(name: str, *, verbose: bool, quiet: bool) -> Callable[[Event
     return observe
 
 
-def say(text: str) -> None:
+def say(text: str, program: str = "cronlock") -> None:
     """One line, whatever is in it; a closed or full stderr is nobody's outcome."""
-    line = "".join(c if c.isprintable() else "?" for c in f"cronlock: {text}")
+    line = "".join(c if c.isprintable() else "?" for c in f"{program}: {text}")
     with suppress(OSError, ValueError):
         os.write(2, line.encode(errors="backslashreplace") + b"\n")
 
@@ -68,7 +68,8 @@ def busy(answer: Busy) -> str:
 def done(answer: Done) -> str:
     run = answer.run
     end = f"ended {run.outcome} at {clock.stamp(run.end)}" if run.end is not None else "has not ended, or nobody saw it end"
-    return f"done: this period ({run.label}) was run on {run.host}, pid {run.pid}, from {clock.stamp(run.start)}; it {end}; run without --once-per to run it anyway"
+    who = f"this period ({run.label}) was run on {run.host}, pid {run.pid}, from {clock.stamp(run.start)}"
+    return f"done: {who}; it {end}; run without --once-per to run it anyway"
 
 
 def signal_name(number: int) -> str:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 class Option(Value):
     name: str  # the long form without dashes; CRONLOCK_ + it in capitals is the variable
-    kind: str  # flag, text, duration, wait (inf allowed), status, choice
+    kind: str  # flag, text, words (repeatable), duration, wait (inf allowed), status, choice
     help: str
     letters: str = ""
     default: Any = None
@@ -34,7 +34,7 @@ class Option(Value):
 
 OPTIONS = (
     Option("backend", "text", "where the lock lives", "b", "flock:", "URL"),
-    Option("ttl", "duration", "how long the lock outlives a holder that vanished; renewed every third of it", "t", 60.0, "DURATION", least=1.0),
+    Option("ttl", "duration", "how long the lock outlives a vanished holder; renewed every third", "t", 60.0, "DURATION", least=1.0),
     Option("nonblock", "flag", "skip if somebody else holds the lock (the default)", "n", False, aliases=("nb",)),
     Option("exclusive", "flag", "accepted for flock's sake: every lock is exclusive", "xe", False),
     Option("wait", "wait", "wait up to this long for the lock; inf: for ever", "w", 0.0, "DURATION", aliases=("timeout",)),
@@ -42,10 +42,14 @@ OPTIONS = (
     Option("command", "text", "run STRING with the shell", "c", None, "STRING"),
     Option("close", "flag", "accepted for flock's sake: the command never inherits the lock", "o", False),
     Option("no-fork", "flag", "become the command, which then holds the lock itself (local file locks only)", "F", False),
+    Option("once-per", "duration", "start at most once per period, whoever runs it", "", None, "DURATION", least=1.0),
+    Option("retry-failed", "flag", "with --once-per: a run that did not end well does not use up its period", "", False),
+    Option("prefer", "words", "with --once-per: these hosts try at once, all others after the delay", "", (), "HOST"),
+    Option("standby-delay", "duration", "how long the hosts that --prefer does not name hold back", "", 5.0, "DURATION"),
     Option("min-hold", "duration", "keep others out at least this long, counted from the start", "", 0.0, "DURATION"),
     Option("max-runtime", "duration", "then TERM to the whole tree, then KILL", "", None, "DURATION", least=0.001),
     Option("kill-after", "duration", "between TERM and KILL", "", 10.0, "DURATION"),
-    Option("on-lost", "choice", "when the lock is gone or can no longer be known to be held", "", "terminate", choices=("terminate", "continue")),
+    Option("on-lost", "choice", "when the lock is gone, or nobody can tell", "", "terminate", choices=("terminate", "continue")),
     Option("on-unavailable", "choice", "when the backend can't be reached", "", "fail", choices=("fail", "skip", "run")),
     Option("jitter", "duration", "sleep a random time up to this before the first attempt", "", 0.0, "DURATION"),
     Option("verbose", "flag", "tell the whole story", "v", False),
@@ -82,10 +86,16 @@ def convert(option: Option, text: str, source: str = "") -> Any:
     except KeyError:
         raise UsageError(f"{source}: {text!r} is none of 1, 0, yes, no") from None
     if not text:
-        raise UsageError(f"{source} is empty: {'give a URL such as flock: or redis://host/0' if option.name == 'backend' else 'give a value'}")
+        wanted = "a URL such as flock: or redis://host/0" if option.name == "backend" else "a value"
+        raise UsageError(f"{source} is empty: give {wanted}")
     return text
 
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     """The options that CRONLOCK_… variables set, converted."""
-    return {o.key: convert(o, environ[o.variable], o.variable) for o in OPTIONS if o.variable in environ}
+    found = {}
+    for option in OPTIONS:
+        if option.variable in environ:
+            value = convert(option, environ[option.variable], option.variable)
+            found[option.key] = tuple(value.replace(",", " ").split()) if option.kind == "words" else value
+    return found

@@ -56,6 +56,8 @@ class Backend(Protocol):
 
     where: str
     """The store for people and CRONLOCK_RUN_STORE: a URL without password."""
+    timeout: float
+    """Seconds an attempt may take in all, name look-up included; 10 unless the URL says otherwise."""
 
     def try_acquire(self, grant: Grant, until: float) -> Lease | Busy | Done:
         """One bounded attempt, the claim of grant.run.label included. Busy only if another holds it now."""
@@ -74,6 +76,9 @@ class Backend(Protocol):
 
     def history(self, name: str, until: float) -> Sequence[Run]:
         """The last runs, oldest first, at most 100."""
+
+    def key(self, name: str) -> str:
+        """The same lock for people with the store's own tools: a command line or statement to paste. No I/O."""
 
     def close(self) -> None:
         """Idempotent; never raises. Descriptors that a lease handed out stay usable in processes that hold copies."""

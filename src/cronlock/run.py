@@ -9,7 +9,7 @@ import time
 
 from cronlock import clock, durations, exits
 from cronlock.errors import UNANSWERED, BackendError, Interrupted, LeaseLost
-from cronlock.guard import TURN, Guard, cannot_start, first_that_starts
+from cronlock.guard import FOREVER, TURN, Guard, Orders, cannot_start, first_that_starts
 from cronlock.lease import INF, Keeping
 from cronlock.model import Busy, Done, Event, Grant, Job, Outcome, Run
 from cronlock.signals import Signals
@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import NoReturn
 
+    from cronlock.guard import Validity
     from cronlock.protocol import Backend, Lease
 
     Observe = Callable[[Event], None]
 
 RELEASE = 5.0  # seconds a release is tried; then the ttl does it
+ANSWER = 2.0  # seconds the guard has to say that it is stopping the tree, before it is taken for frozen
 POLL = 0.2  # seconds between tries when a store that answered before is away while we wait
 
 
@@ -32,9 +34,9 @@ def run(job: Job, backend: Backend, observe: Observe) -> Outcome:
     with Signals() as signals:
         grant = Grant(job.name, new_run(job), job.ttl, job.min_hold, job.retry_failed)
         try:
-            if job.jitter:
+            if job.jitter or job.standby:
                 with signals.interruptible():
-                    time.sleep(random_part(job.jitter))
+                    time.sleep(random_part(job.jitter) + job.standby)
             answer, asked = acquire(job, grant, backend, signals, observe)
         except Interrupted as signalled:
             return Outcome("interrupted", signal=signalled.signum)
@@ -49,6 +51,9 @@ def run(job: Job, backend: Backend, observe: Observe) -> Outcome:
             return Outcome("busy" if isinstance(answer, Busy) else "done", answer=answer)
         observe(Event("acquired", "info", f"holding the lock, fence {answer.run.fence}"))
         keeping = Keeping(answer, asked, job.ttl, job.kill_after)
+        if not keeping.still_valid():
+            backend.abandon(grant, clock.now() + RELEASE)
+            raise BackendError(f"{backend.where}: the grant took so long that it had run out before the command could start")
         if signals.received:  # between the grant and the spawn
             outcome = Outcome("interrupted", signal=signals.received[0])
             backend.abandon(grant, clock.now() + RELEASE)
@@ -60,7 +65,7 @@ def run(job: Job, backend: Backend, observe: Observe) -> Outcome:
 
 def acquire(job: Job, grant: Grant, backend: Backend, signals: Signals, observe: Observe) -> tuple[Lease | Busy | Done, float]:
     """Ask once, or until `job.wait` is over; the answer, and the instant before it was asked for."""
-    until = clock.now() + job.wait
+    until = clock.now() + min(job.wait, max(0.0, job.period_end - clock.wall()))
     heard: float | None = None  # when the store last answered
     while True:
         asked = clock.now()
@@ -71,7 +76,8 @@ def acquire(job: Job, grant: Grant, backend: Backend, signals: Signals, observe:
                 if not isinstance(answer, Busy):
                     return answer, asked
                 if _is_ancestor(answer, job.environ):
-                    observe(Event("busy", "trouble", f"the holder is an ancestor of this process (pid {_pid(answer)}): the same name is nested in itself"))
+                    ancestor = f"the holder is an ancestor of this process (pid {_pid(answer)})"
+                    observe(Event("busy", "trouble", f"{ancestor}: the same name is nested in itself"))
                     return answer, asked
                 if clock.now() >= until:
                     return answer, asked
@@ -106,11 +112,11 @@ class Supervision:
         """Spawn, keep, release. An error nobody expected releases nothing: this process ends, the guard stops the
         tree, and only then does the lock go, by its descriptors or its ttl."""
         lease = self._keeping.lease if self._keeping else None
-        self._guard = guard = Guard.start(
-            self._job.command, environment(self._job, lease.run if lease else None, self._store), self._signals.mask, lease.fds if lease else (), self._job.kill_after
-        )
-        self._tell_valid()
-        self._signals.deliver_to(guard.pass_on)
+        environ = environment(self._job, lease.run if lease else None, self._store)
+        fds = lease.fds if lease else ()
+        orders = Orders(self._job.command, environ, self._signals.mask, fds, self._job.kill_after, self._validity())
+        self._guard = Guard.start(orders)
+        self._signals.deliver_to(self._pass_on)
         self._loop()
         error = cannot_start(self._job.command, self._job.environ, self._failed) if self._failed else None
         outcome = Outcome("failed", error.code) if error else self._outcome()
@@ -122,12 +128,12 @@ class Supervision:
 
     def _loop(self) -> None:
         poll = select.poll()
-        last = clock.now()
         while not self._finished():
             watched = self._watch(poll)
+            before = clock.now()
             ready = {fd for fd, _ in poll.poll(self._wait() * 1000)}
-            now, gap = clock.now(), clock.now() - last
-            last = now
+            now = clock.now()
+            gap = now - before
             if self._signals.fd in ready:
                 self._signals.clear()
             for message in self._guard.messages():
@@ -149,7 +155,12 @@ class Supervision:
         return self._failed != 0 or (self._gone if self._why else self._ended is not None)
 
     def _wait(self) -> float:
-        due = [TURN, self._guard.wait(), self._limit - clock.now(), self._answer_by - clock.now()]
+        due = [
+            TURN if not self._keeping else min(TURN, self._keeping.gap / 3),
+            self._guard.wait(),
+            self._limit - clock.now(),
+            self._answer_by - clock.now(),
+        ]
         if self._keeping:
             due.append(self._keeping.due() - clock.now())
         return max(0.0, min(due))
@@ -193,7 +204,7 @@ class Supervision:
         if renewed:
             if keeping.lease.fds != before:
                 self._guard.hold(keeping.lease.fds)
-            self._tell_valid()
+            self._guard.valid(*self._validity())
             if keeping.regained:
                 self._observe(Event("regained", "warning", "the lock was gone for a moment and is held again; nobody else had it"))
             elif trouble:
@@ -217,13 +228,20 @@ class Supervision:
 
     def _stop(self, why: str, kill_after: float) -> None:
         self._why = self._why or why
-        self._answer_by = clock.now() + max(0.2, min(kill_after / 2, 5.0))
-        self._guard.stop(signal.SIGTERM, kill_after)
+        self._answer_by = clock.now() + max(0.2, min(kill_after / 2, ANSWER))
+        self._guard.stop(kill_after)
 
-    def _tell_valid(self) -> None:
+    def _pass_on(self, signum: int) -> None:
+        """Called from the signal handler."""
+        self._guard.pass_on(signum)
+        if signum == signal.SIGTERM:
+            self._answer_by = min(self._answer_by, clock.now() + ANSWER)
+
+    def _validity(self) -> Validity:
         keeping = self._keeping
         if keeping and self._job.on_lost == "terminate":
-            self._guard.valid(keeping.deadline, keeping.grace, keeping.gap)
+            return keeping.deadline, keeping.grace, keeping.gap
+        return FOREVER
 
     def _outcome(self) -> Outcome:
         status = self._ended or 0

@@ -33,6 +33,7 @@ SYSTEM_DIRECTORY = "/var/lib/cronlock"
 STATE_LIMIT = 1 << 20  # bytes of a state that we are willing to read
 HISTORY_SLACK = 2 * state.KEEP  # lines after which NAME.runs is rewritten to its last KEEP
 OPTIONS = ("prefix", "allow_local")
+NO = ("", "0", "no", "false")  # ?allow_local=
 
 
 def connect(url: str) -> FlockBackend:
@@ -83,12 +84,13 @@ def default_directory() -> str:
 
 class FlockBackend:
     timeout = 10.0
+    durable = False  # fsync also where no period label needs it
 
     def __init__(self, directory: str, prefix: str = "", *, made_by_us: bool = True) -> None:
         self.directory = directory
         self.prefix = prefix
         self.where = f"flock://{directory}"
-        self._made_by_us = made_by_us
+        self.made_by_us = made_by_us
         self._leases: dict[str, FlockLease] = {}
         self._won: dict[str, int] = {}  # name -> locked descriptor, from wait() to the next attempt
         self._held_until: dict[str, float] = {}  # name -> lease-clock end of a min-hold that we ran into
@@ -98,7 +100,7 @@ class FlockBackend:
         fd = self._won.pop(grant.name, None)
         if fd is None:
             self._ready(place)
-            fd = lock(place)
+            fd = self._lock(place)
         if fd is None:
             return Busy(_read_state(place, quiet=True).run)
         try:
@@ -106,8 +108,8 @@ class FlockBackend:
             answer = state.claim(known, grant, clock.wall())
             if isinstance(answer, state.State):
                 if place.state_path:
-                    _write_state(place, fd, answer, durable=bool(grant.run.label))
-                lease = FlockLease(self, place, fd, answer, state.vanished(known))
+                    _write_state(place, fd, answer, durable=self.durable or bool(grant.run.label))
+                lease = self._granted(place, fd, answer, state.vanished(known))
                 self._leases[grant.run.token] = lease
                 return lease
         except BaseException:
@@ -168,12 +170,21 @@ class FlockBackend:
     def history(self, name: str, until: float) -> Sequence[Run]:
         return [run for line in _lines(self._place(name).runs_path) if (run := _run_or_none(line))][-state.KEEP :]
 
+    def key(self, name: str) -> str:
+        return "flock -n " + _quoted(self._place(name).path) + " COMMAND"
+
     def close(self) -> None:
         for fd in self._won.values():
             os.close(fd)
         self._won.clear()
         for lease in list(self._leases.values()):
             lease.drop()
+
+    def _lock(self, place: Place) -> int | None:
+        return lock(place)
+
+    def _granted(self, place: Place, fd: int, granted: state.State, previous: Run | None) -> FlockLease:
+        return FlockLease(self, place, fd, granted, previous)
 
     def _forget(self, token: str) -> None:
         self._leases.pop(token, None)
@@ -193,7 +204,7 @@ class FlockBackend:
     def _ready(self, place: Place) -> None:
         """The directory, made again if a reboot took it; of a user's own path only the last component."""
         if place.own and not os.path.isdir(self.directory):
-            make_directory(self.directory, parents=self._made_by_us)
+            make_directory(self.directory, parents=self.made_by_us)
         if not place.own and place.state_path and not os.path.isdir(os.path.dirname(place.state_path)):
             try:
                 make_directory(os.path.dirname(place.state_path), parents=True)
@@ -206,6 +217,7 @@ class Place:
 
     def __init__(self, path: str, state_path: str, runs_path: str, *, own: bool) -> None:
         self.path, self.state_path, self.runs_path, self.own = path, state_path, runs_path, own
+        self.access = os.O_RDWR if own else os.O_RDONLY
 
 
 class FlockLease:
@@ -237,7 +249,7 @@ class FlockLease:
         self.renew(until)
         try:
             if self._place.state_path:
-                _write_state(self._place, self._fd, state.ended(self._state, run), durable=bool(run.label))
+                _write_state(self._place, self._fd, state.ended(self._state, run), durable=self._backend.durable or bool(run.label))
                 _append_runs(self._place.runs_path, [r for r in (self.previous, run) if r])
         finally:
             fd, self._fd = self._fd, -1
@@ -259,7 +271,8 @@ def make_directory(path: str, *, parents: bool) -> None:
         if not os.path.isdir(path):
             raise ConfigError(f"{path} is not a directory") from None
     except FileNotFoundError:
-        raise ConfigError(f"{os.path.dirname(path)} does not exist: make it first (only the last part of a given directory is made)") from None
+        parent = os.path.dirname(path)
+        raise ConfigError(f"{parent} does not exist: make it first (only the last part of a given directory is made)") from None
     except OSError as error:
         raise lock_error(error, path) from None
 
@@ -270,7 +283,7 @@ def open_lock(place: Place) -> int:
     First without O_CREAT: in a sticky directory the kernel refuses O_CREAT on another user's file even to root
     (fs.protected_regular), although opening it is fine.
     """
-    flags = (os.O_RDWR if place.own else os.O_RDONLY) | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    flags = place.access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         try:
             fd = os.open(place.path, flags)
@@ -310,7 +323,7 @@ def lock(place: Place) -> int | None:
 
 def _must_exclude(place: Place) -> None:
     """Some file systems say yes to everybody (FUSE without flock, seen with strace's injected 0 as well)."""
-    second = os.open(place.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    second = os.open(place.path, place.access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         granted = lock_descriptor(second, blocking=False)
     finally:
@@ -330,13 +343,15 @@ def lock_error(error: OSError, path: str) -> BackendError | ConfigError | Permis
     """Only EWOULDBLOCK means busy; every other refusal is an error with its own text."""
     code = error.errno
     if code in (errno.EACCES, errno.EPERM):
-        return PermissionDenied(f"{path}: {_owner(path)}permission denied for uid {os.geteuid()}: use a directory that all users of this job may write")
+        who = f"{_owner(path)}permission denied for uid {os.geteuid()}"
+        return PermissionDenied(f"{path}: {who}: use a directory that all users of this job may write")
     if code == errno.ELOOP:
         return ConfigError(f"{path} is a symbolic link, which is not followed: give its target")
     if code in (errno.ENOENT, errno.ENOTDIR):
         return ConfigError(f"{path}: the directory does not exist: make it first")
     if code in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
-        return BackendError(f"{path}: locking is not implemented or not working on this file system ({os.strerror(code)}): choose another directory")
+        why = f"locking is not implemented or not working on this file system ({os.strerror(code)})"
+        return BackendError(f"{path}: {why}: choose another directory")
     if code == errno.EROFS:
         return BackendError(f"{path}: read-only file system: choose a directory that can be written")
     if code == errno.ENXIO:
@@ -433,6 +448,12 @@ def _kernel_locks() -> str:
     with suppress(OSError), open("/proc/locks") as file:
         return "".join(line for line in file if " FLOCK " in line and "->" not in line)
     return ""
+
+
+def _quoted(path: str) -> str:
+    from shlex import quote
+
+    return quote(path)
 
 
 def _fitting(name: str) -> str:

@@ -1,0 +1,80 @@
+"""Writes cli.md from the table of options: python docs/generate.py. tests/test_docs.py fails if it was forgotten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cronlock import durations
+from cronlock.options import OPTIONS, Option
+
+HEAD = """\
+<!-- made by docs/generate.py from src/cronlock/options.py: change those -->
+# Command line
+
+    cronlock [OPTIONS] NAME COMMAND [ARG]...
+    cronlock [OPTIONS] NAME -c 'SHELL COMMAND'
+    cronlock [OPTIONS] -c 'SHELL COMMAND' NAME
+
+The first word that is no option is NAME, and it ends the options. What follows is COMMAND, which gets its words
+unchanged and through no shell. One `--` before NAME or before COMMAND is dropped. `NAME -- -c x` runs a program
+called `-c`.
+
+`-c` runs one string with `$SHELL`, or `/bin/sh` if that is not set. cron sets SHELL to `/bin/sh`.
+
+NAME has 1 to 200 characters, none of them a control character. With a file backend an absolute path is that file or
+directory itself; a relative path with a slash is refused, because cron starts jobs in another directory than your shell.
+
+DURATION: `90`, `90s`, `1.5m`, `2h`, `1d`, `1h30m`. Anything else is a usage error that shows the form.
+
+Each option also has an environment variable. The command line beats the environment, the environment beats the
+default. A flag's variable is `1` or `0` (or `yes`, `no`, `true`, `false`, `on`, `off`).
+
+"""
+TAIL = """
+Also `-h`, `--help`, `-V` and `--version`.
+
+`-n` with a `-w` other than 0 contradict each other, as do `-v` and `-q`: usage errors. `-F` is for local file locks, and is refused
+with `--max-runtime` and `--min-hold`, which need a cronlock that stays.
+
+## What the command gets
+
+Environment, working directory, open descriptors and standard streams are the caller's. Added are:
+
+| variable | meaning |
+|---|---|
+| `CRONLOCK_RUN_NAME` | NAME |
+| `CRONLOCK_RUN_ID` | eight characters that name this run in log and history |
+| `CRONLOCK_RUN_TOKEN` | the random token that owns the lock |
+| `CRONLOCK_RUN_FENCE` | a number that is larger than in every earlier run of NAME, see [guarantees](guarantees.md) |
+| `CRONLOCK_RUN_STORE` | the backend's URL without its password |
+| `CRONLOCK_RUN_HELD` | the tokens of all runs around this one, its own last: a name nested in itself is refused by it |
+
+With `--on-unavailable run` and no lock only `CRONLOCK_RUN_NAME` and `CRONLOCK_RUN_STORE` are set.
+
+## Signals
+
+TERM, INT, HUP, QUIT, USR1 and USR2 are passed to the command once, as themselves. TERM goes to its whole tree, and
+after `--kill-after` KILL follows; a second TERM shortens the rest to 1 second. A signal that comes while cronlock waits
+for the lock ends it with 128+N.
+What was ignored at the start (nohup) stays ignored. KILL on cronlock stops the command: its guard sees to that.
+"""
+
+
+def option_line(option: Option) -> str:
+    names = [f"-{letter}" for letter in option.letters] + [f"--{name}" for name in (option.name, *option.aliases)]
+    value = option.metavar or r"\|".join(option.choices)
+    default = option.default
+    if option.kind in ("duration", "wait") and default is not None:
+        default = durations.show(default)
+    given = "" if default in (None, False, ()) else f"`{default}`"
+    spelled = ", ".join(f"`{name}`" for name in names) + (f" {value}" if value else "")
+    return f"| {spelled} | {option.help} | {given} | `{option.variable}` |\n"
+
+
+def cli() -> str:
+    """The whole page."""
+    return HEAD + "| option | meaning | default | variable |\n|---|---|---|---|\n" + "".join(map(option_line, OPTIONS)) + TAIL
+
+
+if __name__ == "__main__":
+    Path(__file__).with_name("cli.md").write_text(cli())

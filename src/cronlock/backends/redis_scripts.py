@@ -1,0 +1,118 @@
+"""What the server does for us in one piece. The only texts in Lua; `redis.py` says which keys and values they get.
+
+A command inside a script is checked against the user's ACL and logged in ACL LOG like any other, hence
+`redis.acl_check_cmd` (7.0; before, pcall and a line in the log) for whatever a minimal user may lack.
+"""
+
+from __future__ import annotations
+
+# Every script: KEYS lock, state, … and ARGV token, …; the lock is mine if its value begins with "TOKEN ".
+COMMON = """
+local may = redis.acl_check_cmd or function() return true end
+local at = redis.call('GET', KEYS[1])
+local mine = at and string.sub(at, 1, #ARGV[1] + 1) == ARGV[1] .. ' '
+local function tell(channel) if may('PUBLISH', channel, '1') then redis.pcall('PUBLISH', channel, '1') end end
+"""
+# Runs behind SET NX. The rule of state.claim(), which Python applies to the same text again: the two must agree.
+# A state that reads as broken is set aside; `now` is the caller's clock where TIME is forbidden.
+CLAIM = (
+    COMMON
+    + """
+local token, run, label, retry, hold, keep, now, channel = unpack(ARGV)
+if not mine then
+  return {'busy', may('PTTL', KEYS[1]) and redis.call('PTTL', KEYS[1]) or -3, may('SUBSCRIBE', channel) and 1 or 0}
+end
+now, hold, run = tonumber(now), tonumber(hold), cjson.decode(run)
+if may('TIME') then
+  local t = redis.pcall('TIME')
+  if t[1] then now = t[1] + t[2] / 1e6 end
+end
+local old = redis.call('GET', KEYS[2])
+local s = {fence = '0', held = 0, claims = {}}
+local function whole(r) -- as state._run has it
+  for field, kind in pairs({token = 'string', host = 'string', pid = 'number', start = 'number'}) do
+    assert(type(r[field]) == kind)
+  end
+  for field, kind in pairs({run_id = 'string', user = 'string', command = 'string', label = 'string', outcome = 'string',
+                            fence = 'string', status = 'number', ['end'] = 'number'}) do
+    assert(r[field] == nil or type(r[field]) == kind)
+  end
+  return r.pid % 1 == 0
+end
+local function readable()
+  local t = cjson.decode(old)
+  if t.v == 1 then
+    assert(string.match(t.fence, '^%d+$') and type(t.held) == 'number' and (t.run == cjson.null or whole(t.run)))
+    for _, c in ipairs(t.claims) do assert(whole(c)) end
+  else
+    assert(t.v > 1)
+  end
+  return t
+end
+local aside = 0
+if old then
+  local ok, t = pcall(readable)
+  if ok then s = t else redis.call('SET', KEYS[3], old, 'PX', keep); aside = 1 end
+end
+local stamp = string.format('%.17g', now)
+local function refused() redis.call('DEL', KEYS[1]); return {'refused', stamp, aside} end
+if s.v and s.v > 1 then return refused() end
+local last = type(s.run) == 'table' and s.run
+if last and last.token == token then return {'granted', stamp, aside} end
+if label ~= '' then
+  for i = #s.claims, 1, -1 do
+    if s.claims[i].label == label then
+      if retry ~= '1' or s.claims[i].outcome == 'ok' then return refused() end
+      break
+    end
+  end
+end
+local fence = tonumber(s.fence)
+if last and now < s.held and s.held <= now + math.max(0, s.held - fence / 1e6) + 1 then return refused() end
+run.fence = string.format('%.0f', math.max(fence + 1, math.floor(now * 1e6)))
+if label ~= '' then table.insert(s.claims, run) end
+while #s.claims > 100 do table.remove(s.claims, 1) end
+s = {v = 1, fence = run.fence, held = hold > 0 and now + hold or 0, run = run, claims = s.claims}
+local done = redis.pcall('SET', KEYS[2], cjson.encode(s), 'PX', keep)
+if done.err then redis.call('DEL', KEYS[1]); return done end
+return {'granted', stamp, aside}
+"""
+)
+RENEW = COMMON + "if mine then redis.call('PEXPIRE', KEYS[1], ARGV[2]); return {'held'} end return {'lost', at}"
+REGAIN = (
+    COMMON
+    + """
+local token, value, ttl, replaced, state, keep = unpack(ARGV)
+local ok, s = pcall(cjson.decode, redis.call('GET', KEYS[2]) or '')
+local last = ok and type(s) == 'table' and type(s.run) == 'table' and s.run.token
+if (at and not mine) or not last or (last ~= token and last ~= replaced) then return {'lost', at} end
+redis.call('SET', KEYS[1], value, 'PX', ttl)
+redis.call('SET', KEYS[2], state, 'PX', keep)
+return {'held'}
+"""
+)
+# First the lock, then the rest: trouble with state or history keeps nobody waiting. The same text in the state
+# already: this is a second attempt, the first one's answer was lost.
+RELEASE = (
+    COMMON
+    + """
+local token, rest, channel, keep, state = unpack(ARGV)
+if not mine then return {redis.call('GET', KEYS[2]) == state and 'held' or 'lost', at} end
+if tonumber(rest) > 0 then redis.call('PEXPIRE', KEYS[1], rest) else redis.call('DEL', KEYS[1]) end
+local kept = redis.pcall('SET', KEYS[2], state, 'PX', keep)
+local trouble = type(kept) == 'table' and kept.err
+if may('RPUSH', KEYS[3], state) and may('LTRIM', KEYS[3], 0, 1) then
+  for i = 6, #ARGV do
+    kept = redis.pcall('RPUSH', KEYS[3], ARGV[i])
+    trouble = trouble or type(kept) == 'table' and kept.err
+  end
+  redis.pcall('LTRIM', KEYS[3], -100, -1)
+  redis.pcall('PEXPIRE', KEYS[3], keep)
+else
+  trouble = trouble or 'no history'
+end
+tell(channel)
+return {'held', trouble}
+"""
+)
+DELETE = COMMON + "if mine then redis.call('DEL', KEYS[1]); tell(ARGV[2]) end return {'held'}"

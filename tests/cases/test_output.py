@@ -1,0 +1,39 @@
+"""Public cases: streams. tests/shell.py explains `timed` and `await`."""
+
+from __future__ import annotations
+
+
+def test_o58_silent_on_success(sh):
+    """Not one byte of our own, or cron mails every minute."""
+    done = sh.run("cronlock l1 -- true")
+    assert (done.status, done.out, done.err) == (0, "", "")
+
+
+def test_o58_streams_stay_apart_and_in_time(sh):
+    """Both are there while the job runs, each where it belongs."""
+    done = sh.run(
+        """
+        cronlock l1 -- sh -c 'echo o1; echo e1 >&2; n=0; until [ -e $T/go ] || [ $n = 200 ]; do n=$((n + 1)); sleep .05; done; echo o2' >$T/o 2>$T/e &
+        await test -s $T/e
+        echo early=$(cat $T/o),$(cat $T/e)
+        touch $T/go; wait
+        echo out=$(cat $T/o) err=$(cat $T/e)
+        """
+    )
+    assert done["early"] == "o1,e1"
+    assert done["out"] == "o1 o2 err=e1"
+
+
+def test_o60_large_output(sh):
+    """Passes at the speed of the pipe and through no memory of ours. (The bounded tail for a ping waits for --heartbeat-output.)"""
+    done = sh.run(
+        """
+        export job='head -c 150000000 /dev/zero | tr "\\0" x; echo; echo LAST'
+        timed without sh -c 'sh -c "$job" | tail -c 5'
+        timed with sh -c 'peak $T/kB cronlock l3 -- sh -c "$job" | tail -c 5'
+        echo kB=$(cat $T/kB)
+        """
+    )
+    assert done.out.split("\n").count("LAST") == 2
+    assert int(done["kB"]) < 64_000
+    assert done.took("with") < 2 * done.took("without") + 2

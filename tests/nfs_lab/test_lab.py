@@ -1,0 +1,178 @@
+"""nfs: on real NFS servers and clients, with the real command. The figures it prints (-s) are those of docs/guarantees.md."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from fixtures_nfs import unusable
+from fixtures_store import CRONLOCK
+from nfs_lab import uml
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+# writes its start and its end, however it comes, into $1; lasts $2 tenths of a second
+SCRIPT = (
+    'now() { date +%s.%N; }; trap "now >> $1; exit 0" TERM; now > $1; i=0; while [ $i -lt $2 ]; do sleep .1; i=$((i + 1)); done; now >> $1'
+)
+JOB = shlex.join(["sh", "-c", SCRIPT, "job"])
+
+
+class Lab:
+    def __init__(self, network: uml.Network) -> None:
+        self.network = network
+        self.server, self.a, self.b = (network.add(name, number) for name, number in (("server", uml.SERVER), ("a", 11), ("b", 12)))
+        for guest in network.guests:
+            guest.ready()
+        self.server.serve()
+        self.a.mount()
+        self.b.mount()
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    if why := uml.missing():
+        unusable(why)
+    with uml.Network() as network:
+        yield Lab(network)
+
+
+def cronlock(version: str, *words: str, timeout: str = "5s") -> str:
+    return f"{CRONLOCK} -b 'nfs:///mnt/{version}?timeout={timeout}' {' '.join(words)}"
+
+
+def start(guest: uml.Guest, command: str) -> None:
+    """In the background; `ended` tells how it ended."""
+    guest.run(f"rm -f /run/times /run/status; {{ {command} >/run/output 2>&1; echo $? >/run/status; }} >/dev/null 2>&1 &")
+    wait(guest, "[ -s /run/times ]")
+
+
+def ended(guest: uml.Guest) -> tuple[int, str]:
+    wait(guest, "[ -s /run/status ]")
+    return int(guest.run("cat /run/status")[1]), guest.run("cat /run/output")[1]
+
+
+def times(guest: uml.Guest, path: str = "/run/times") -> list[float]:
+    return [float(word) for word in guest.run(f"cat {path}")[1].split()]
+
+
+def wait(guest: uml.Guest, condition: str, seconds: float = 60) -> None:
+    assert (
+        guest.run(f"n=0; until {condition}; do n=$((n + 1)); [ $n -lt {seconds * 10:.0f} ] || exit 9; sleep 0.1; done", seconds + 5)[0] == 0
+    )
+
+
+def free(guest: uml.Guest, version: str, name: str) -> None:
+    """A v4 server that was away drops its clients' locks as it comes back, perhaps one just granted as well: 76."""
+    end = time.monotonic() + 60
+    while (answer := guest.run(cronlock(version, "-w 30s", name, "true"))) != (0, ""):
+        assert time.monotonic() < end, answer
+        print(f"{version}: not yet free: {answer}")
+        time.sleep(0.5)
+
+
+@pytest.mark.parametrize("version", ["v3", "v4"])
+def test_one_at_a_time(lab: Lab, version: str) -> None:
+    start(lab.a, cronlock(version, "one", JOB, "/run/times", "60"))
+    assert lab.b.run(cronlock(version, "one", "true")) == (75, "")
+    status, said = lab.b.run(cronlock(version, "-v", "one", "true"))
+    assert status == 75 and " a " in said.replace(",", " ").replace(":", " ")  # the holder's host
+    status, said = lab.b.run(cronlock(version, "-w 30s", "one", JOB, "/run/times", "1"))
+    assert (status, said) == (0, "")
+    assert ended(lab.a) == (0, "")
+    gap = times(lab.b)[0] - times(lab.a)[1]
+    print(f"{version}: the waiter's command started {gap:.2f} s after the holder's had ended")
+    assert 0 < gap < 3
+
+
+def test_locks_that_stay_on_the_client_are_refused(lab: Lab) -> None:
+    status, said = lab.a.run(cronlock("nolock", "none", "true"))
+    assert status == 78 and "nolock" in said and "/mnt/nolock" in said
+
+
+@pytest.mark.parametrize("version", ["v3", "v4"])
+def test_a_server_that_is_away_costs_the_timeout(lab: Lab, version: str) -> None:
+    lab.a.run(cronlock(version, "away", "true"))
+    lab.server.freeze()
+    try:
+        began = time.monotonic()
+        status, said = lab.a.run(cronlock(version, "away", "true", timeout="3s"))
+        took = time.monotonic() - began
+    finally:
+        lab.server.thaw()
+    print(f"{version}: 69 after {took:.2f} s with a timeout of 3 s")
+    assert status == 69 and said == f"cronlock: /mnt/{version} does not answer within 3s (stale mount? server down?)"
+    assert took < 4
+    wait(lab.a, "! pgrep -x cronlock-nfs")
+    assert lab.a.run(cronlock(version, "away", "true")) == (0, "")
+
+
+@pytest.mark.parametrize("version", ["v3", "v4"])
+def test_a_server_that_goes_away_ends_the_command_and_cronlock(lab: Lab, version: str) -> None:
+    start(lab.a, cronlock(version, "-t 8s --kill-after 1s", "gone", JOB, "/run/times", "600"))
+    lab.server.freeze()
+    try:
+        began = time.monotonic()
+        wait(lab.a, "[ $(wc -l < /run/times) = 2 ]")
+        stopped = time.monotonic() - began
+        status, said = ended(lab.a)
+        over = time.monotonic() - began
+    finally:
+        lab.server.thaw()
+    print(f"{version}: server frozen: the command ended after {stopped:.1f} s, cronlock after {over:.1f} s (ttl 8 s)")
+    assert status == 76 and "no answer in time" in said
+    assert stopped < 8 and over < 8 + 5 + 1
+    wait(lab.a, "! pgrep -x cronlock-nfs")
+    free(lab.b, version, "gone")
+
+
+def test_v4_a_holder_that_is_cut_off_stops_before_another_starts(lab: Lab) -> None:
+    """The ttl is a minute, the server's lease ten seconds: that is what counts."""
+    start(lab.a, cronlock("v4", "-t 60s --kill-after 1s", "cut", JOB, "/run/times", "600"))
+    lab.network.cut(lab.a)
+    try:
+        began = float(lab.b.run("date +%s.%N")[1])
+        status, said = lab.b.run(cronlock("v4", "-w 60s", "cut", JOB, "/run/times", "1", timeout="40s"))
+        assert (status, said) == (0, "")
+        status, said = ended(lab.a)
+    finally:
+        lab.network.heal(lab.a)
+    assert status == 76 and "no answer in time" in said
+    stopped, started = times(lab.a)[1], times(lab.b)[0]
+    print(
+        f"v4: cut off: its command ended after {stopped - began:.1f} s, the other's started after {started - began:.1f} s (lease {uml.LEASE} s)"
+    )
+    assert stopped < started
+    wait(lab.a, "! pgrep -x cronlock-nfs")
+
+
+def test_v4_what_was_cut_off_learns_that_its_lock_is_gone(lab: Lab) -> None:
+    """--on-lost continue, so that it is still there to ask: EIO through the locked descriptor."""
+    start(lab.a, cronlock("v4", "-t 60s --kill-after 1s --on-lost continue", "told", JOB, "/run/times", "250"))
+    lab.network.cut(lab.a)
+    try:
+        assert lab.b.run(cronlock("v4", "-w 60s", "told", "true", timeout="40s")) == (0, "")
+    finally:
+        lab.network.heal(lab.a)
+    status, said = ended(lab.a)
+    assert status == 0 and said.count("lock lost") == 1
+
+
+def test_v3_a_holder_that_is_cut_off_keeps_everybody_out(lab: Lab) -> None:
+    start(lab.a, cronlock("v3", "-t 6s --kill-after 1s", "cut", JOB, "/run/times", "600"))
+    lab.network.cut(lab.a)
+    try:
+        began = float(lab.b.run("date +%s.%N")[1])
+        wait(lab.a, "[ $(wc -l < /run/times) = 2 ]")
+        assert lab.b.run(cronlock("v3", "cut", "true")) == (75, "")
+        assert ended(lab.a)[0] == 76
+        print(f"v3: cut off: its command ended after {times(lab.a)[1] - began:.1f} s (ttl 6 s), and nobody got the lock")
+    finally:
+        lab.network.heal(lab.a)
+    healed = time.monotonic()
+    status, said = lab.b.run(cronlock("v3", "-w 2m", "cut", "true", timeout="30s"), 130)
+    assert (status, said) == (0, "")
+    print(f"v3: free {time.monotonic() - healed:.1f} s after the network was back")

@@ -1,0 +1,402 @@
+"""One run from argv to exit status, on every backend: what the keeper and the guard owe the command and the lock."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fixtures_store import CRONLOCK, Started, alive, until
+
+Start = Callable[..., Started]
+Finish = Callable[..., tuple[int, str, str]]
+
+LOOP = "while :; do sleep .05; done"
+
+
+def pid_in(path: Path) -> int:
+    return int(until(lambda: path.exists() and path.read_text().strip()))
+
+
+def test_five_at_once_run_once_and_the_rest_leave_silently(start: Start, store: str) -> None:
+    began = time.monotonic()
+    five = [start("job", "--", "sh", "-c", "echo run; sleep 3", backend=store) for _ in range(5)]
+    ends = [p.end() for p in five]
+    assert sorted(e[0] for e in ends) == [0, 75, 75, 75, 75]
+    assert [e[1] for e in ends if e[0] == 0] == ["run\n"]
+    assert [e for e in ends if e[0] == 75] == [(75, "", "")] * 4
+    assert time.monotonic() - began < 10
+
+
+def test_success_is_silent_and_streams_are_the_commands_own(finish: Finish, store: str) -> None:
+    assert finish("j", "true", backend=store) == (0, "", "")
+    assert finish("j", "sh", "-c", "echo out; echo err >&2; exit 3", backend=store) == (3, "out\n", "err\n")
+
+
+def test_a_job_of_three_ttls_is_never_overtaken(start: Start, finish: Finish, tmp_path: Path, store: str) -> None:
+    job = start("-t", "1", "long", "sh", "-c", "echo $$ > $T/up; sleep 3.5", backend=store)
+    pid_in(tmp_path / "up")
+    while job.poll() is None:
+        status = finish("-t", "1", "long", "true", backend=store)[0]
+        assert status == 75 or job.poll() is not None
+    assert job.end()[0] == 0
+
+
+def test_a_waiter_runs_as_soon_as_the_lock_is_free(start: Start, tmp_path: Path, store: str) -> None:
+    holder = start("w", "sh", "-c", "echo $$ > $T/up; sleep 2; date +%s.%N > $T/end", backend=store)
+    pid_in(tmp_path / "up")
+    code, out, _ = start("-w", "20", "w", "date", "+%s.%N", backend=store).end()
+    assert (code, holder.end()[0]) == (0, 0)
+    assert 0 < float(out) - float((tmp_path / "end").read_text()) < 1.0  # the latency itself is measured in benchmarks/
+
+
+def test_a_waiter_gives_up_in_time_and_leaves_nothing(start: Start, tmp_path: Path, store: str) -> None:
+    start("w", "sh", "-c", "echo $$ > $T/up; sleep 20", backend=store)
+    pid_in(tmp_path / "up")
+    began = time.monotonic()
+    code, out, err = start("-w", "1", "w", "echo", "no", backend=store).end()
+    assert (code, out, err) == (75, "", "")
+    assert 1.0 <= time.monotonic() - began < 4
+
+
+def test_term_ends_the_whole_tree_and_frees_the_lock(start: Start, finish: Finish, tmp_path: Path, store: str) -> None:
+    script = "sleep 290 & echo $! > $T/a; setsid sleep 291 & echo $! > $T/b; timeout 99 sleep 292 & wait"
+    job = start("t", "sh", "-c", script, backend=store)
+    pids = [pid_in(tmp_path / "a"), pid_in(tmp_path / "b")]
+    job.send_signal(signal.SIGTERM)
+    code, _, err = job.end()
+    assert (code, err) == (143, "")
+    assert not any(alive(p) for p in pids)
+    assert finish("t", "true", backend=store)[0] == 0
+
+
+def test_a_command_that_ignores_term_still_ends_and_a_second_term_hurries(start: Start, tmp_path: Path) -> None:
+    job = start("--kill-after", "60", "t", "sh", "-c", f"trap '' TERM; echo $$ > $T/up; {LOOP}", backend=f"flock://{tmp_path}/l")
+    pid_in(tmp_path / "up")
+    job.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        job.wait(1.5)
+    began = time.monotonic()
+    job.send_signal(signal.SIGTERM)
+    assert job.end()[0] == 137
+    assert time.monotonic() - began < 4
+
+
+@pytest.mark.parametrize("how", ["exit 0", "exit 7"])
+def test_a_command_that_handles_term_keeps_its_status(start: Start, tmp_path: Path, how: str) -> None:
+    job = start("t", "sh", "-c", f"trap 'echo bye; {how}' TERM; echo $$ > $T/up; {LOOP}", backend=f"flock://{tmp_path}/l")
+    pid_in(tmp_path / "up")
+    job.send_signal(signal.SIGTERM)
+    assert job.end()[:2] == (int(how[-1]), "bye\n")
+
+
+def test_signals_arrive_once_as_themselves(start: Start, tmp_path: Path, store: str) -> None:
+    traps = "".join(f"trap 'echo {s} >> $T/got' {s}; " for s in ("HUP", "USR1", "USR2", "QUIT"))
+    job = start("s", "sh", "-c", f"{traps}trap 'echo INT >> $T/got; exit 5' INT; echo $$ > $T/up; {LOOP}", backend=store)
+    pid_in(tmp_path / "up")
+    got = tmp_path / "got"
+    for n, name in enumerate(("HUP", "USR1", "USR2", "QUIT"), 1):
+        os.kill(job.pid, getattr(signal, f"SIG{name}"))
+        until(lambda n=n: got.exists() and len(got.read_text().split()) >= n)
+    os.killpg(os.getpgid(job.pid), signal.SIGINT)  # cronlock's group: the command has one of its own
+    assert job.end()[0] == 5
+    assert got.read_text().split() == ["HUP", "USR1", "USR2", "QUIT", "INT"]
+
+
+def test_sigkill_of_cronlock_stops_the_tree_before_the_lock_goes(start: Start, finish: Finish, tmp_path: Path, store: str) -> None:
+    script = "while :; do date +%s.%N > $T/beat.new; mv $T/beat.new $T/beat; sleep .02; done"
+    job = start("-t", "2", "k", "sh", "-c", f"(setsid sh -c '{script}') & echo up > $T/up; wait", backend=store)
+    until((tmp_path / "beat").exists)
+    os.kill(job.pid, signal.SIGKILL)
+    until(lambda: finish("k", "sh", "-c", "date +%s.%N > $T/next", backend=store)[0] == 0, 10)
+    last = (tmp_path / "beat").read_text()
+    assert float(last) < float((tmp_path / "next").read_text())
+    time.sleep(0.1)  # it would have beaten again by now
+    assert (tmp_path / "beat").read_text() == last
+
+
+def test_a_killed_guard_costs_nothing(start: Start, finish: Finish, tmp_path: Path, store: str) -> None:
+    job = start("-t", "3", "g", "sh", "-c", "echo $$ > $T/up; sleep 2; echo done; exit 5", backend=store)
+    pid_in(tmp_path / "up")
+    os.kill(job.guard, signal.SIGKILL)
+    assert finish("g", "true", backend=store)[0] == 75
+    assert job.end()[:2] == (5, "done\n")
+    assert finish("g", "true", backend=store)[0] == 0
+
+
+def test_a_killed_guards_command_still_gets_signals(start: Start, tmp_path: Path) -> None:
+    job = start("g", "sh", "-c", "setsid sleep 293 & echo $! > $T/up; wait", backend=f"flock://{tmp_path}/l")
+    stray = pid_in(tmp_path / "up")
+    os.kill(job.guard, signal.SIGKILL)
+    time.sleep(0.2)  # either order must do; this one lets the command come over first
+    job.send_signal(signal.SIGTERM)
+    assert job.end()[0] == 143
+    assert not alive(stray)
+
+
+def test_a_frozen_guard_does_not_hold_term_up(start: Start, tmp_path: Path, store: str) -> None:
+    job = start("--kill-after", "1", "g", "sh", "-c", "echo $$ > $T/up; exec sleep 294", backend=store)
+    pid = pid_in(tmp_path / "up")
+    os.kill(job.guard, signal.SIGSTOP)
+    job.send_signal(signal.SIGTERM)
+    assert job.end()[0] in (143, 137)
+    assert not alive(pid)
+
+
+def test_a_frozen_cronlock_is_stopped_by_its_guard_before_the_lease_runs_out(
+    start: Start, finish: Finish, tmp_path: Path, leased: str
+) -> None:
+    script = "while :; do date +%s.%N > $T/beat.new; mv $T/beat.new $T/beat; sleep .02; done"
+    job = start("-t", "2", "f", "setsid", "sh", "-c", script, backend=leased)  # setsid(1) must not see itself as a group's leader
+    until((tmp_path / "beat").exists)
+    os.kill(job.pid, signal.SIGSTOP)
+    until(lambda: finish("f", "sh", "-c", "date +%s.%N > $T/next", backend=leased)[0] == 0, 10)
+    assert float((tmp_path / "beat").read_text()) < float((tmp_path / "next").read_text())
+    os.kill(job.pid, signal.SIGCONT)
+    code, _, err = job.end()
+    assert code == 76
+    assert err.count("\n") == 1
+    assert "lock lost" in err
+
+
+def test_a_short_freeze_of_cronlock_costs_nothing(start: Start, finish: Finish, tmp_path: Path, leased: str) -> None:
+    job = start("-t", "6", "f", "sh", "-c", "echo $$ > $T/up; sleep 4; exit 3", backend=leased)
+    pid_in(tmp_path / "up")
+    os.kill(job.pid, signal.SIGSTOP)
+    time.sleep(2.5)  # more than a third of the ttl: the command is frozen until the lease is renewed
+    os.kill(job.pid, signal.SIGCONT)
+    assert job.end() == (3, "", "")
+
+
+def test_a_command_frozen_with_everything_goes_on_when_the_lease_still_stands(start: Start, tmp_path: Path, leased: str) -> None:
+    job = start("-t", "6", "f", "sh", "-c", "echo $$ > $T/up; sleep 1; exit 3", backend=leased)
+    command = pid_in(tmp_path / "up")
+    everybody = [job.pid, job.guard, command]
+    for pid in everybody:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(2.5)
+    for pid in everybody:
+        os.kill(pid, signal.SIGCONT)
+    assert job.end() == (3, "", "")
+
+
+def test_max_runtime_ends_the_tree_with_124(finish: Finish, tmp_path: Path, store: str) -> None:
+    began = time.monotonic()
+    code, out, err = finish(
+        "--max-runtime",
+        "1",
+        "--kill-after",
+        "1",
+        "m",
+        "sh",
+        "-c",
+        "trap '' TERM; setsid sleep 295 & echo $! > $T/p; sleep 30; echo never",
+        backend=store,
+    )
+    assert (code, out) == (124, "")
+    assert err.count("\n") == 1
+    assert "--max-runtime 1s" in err
+    assert time.monotonic() - began < 8
+    assert not alive(pid_in(tmp_path / "p"))
+
+
+def test_a_daemon_left_behind_holds_nothing_up(start: Start, finish: Finish, tmp_path: Path, store: str) -> None:
+    began = time.monotonic()
+    assert finish("d", "sh", "-c", "setsid sleep 20 </dev/null >/dev/null 2>&1 & echo $! > $T/p; echo started", backend=store)[:2] == (
+        0,
+        "started\n",
+    )
+    assert finish("d", "true", backend=store)[0] == 0
+    assert time.monotonic() - began < 8
+    daemon = pid_in(tmp_path / "p")
+    assert alive(daemon)
+    targets = {os.readlink(f"/proc/{daemon}/fd/{fd}") for fd in os.listdir(f"/proc/{daemon}/fd")}
+    os.kill(daemon, signal.SIGKILL)
+    assert not any("lock" in t or "socket" in t for t in targets), targets
+
+
+def test_a_pipe_that_a_daemon_keeps_open_does_not_hold_cronlock_up(tmp_path: Path, start: Start) -> None:
+    job = start("d", "sh", "-c", "echo hi; sleep 20 & echo $! > $T/p", backend=f"flock://{tmp_path}/l")
+    began = time.monotonic()
+    job.wait(10)
+    assert time.monotonic() - began < 5
+    os.kill(pid_in(tmp_path / "p"), signal.SIGKILL)
+
+
+def test_the_guard_holds_no_pipe_of_crons(start: Start, tmp_path: Path, store: str) -> None:
+    job = start("g", "sh", "-c", "exec >/dev/null 2>&1; echo $$ > $T/up; sleep 3", backend=store, pass_fds=())
+    pid_in(tmp_path / "up")
+    guard = job.guard
+    assert Path(f"/proc/{guard}/comm").read_text() == "cronlock-guard\n"
+    assert {os.readlink(f"/proc/{guard}/fd/{fd}") for fd in (0, 1, 2)} == {"/dev/null"}
+    assert os.getpgid(guard) == guard
+
+
+def test_the_command_gets_the_callers_world(store: str) -> None:
+    """Environment, working directory, open descriptors, closed stdin, signal mask and dispositions."""
+    probe = (
+        "import os;"
+        "start = dict(v.split('=', 1) for v in open('/proc/self/environ').read().split(chr(0)) if v);"
+        "status = dict(line.split(':', 1) for line in open('/proc/self/status'));"
+        "print(sorted(f for f in map(int, os.listdir('/proc/self/fd')) if f > 2 and os.path.exists(f'/proc/self/fd/{f}')));"
+        "print(*(start.get(n) for n in ('LC_CTYPE', 'CRONLOCK_TTL', 'CRONLOCK_HEARTBEAT')));"
+        "print(status['SigBlk'].strip(), hex(int(status['SigIgn'], 16) & ~(3 << 31)))"  # glibc's posix_spawn ignores its own 32 and 33
+    )
+    read, write = os.pipe()
+    plain = {"PATH": os.environ["PATH"]}
+    extra = {"CRONLOCK_TTL": "50", "CRONLOCK_HEARTBEAT": "https://secret.example/", "CRONLOCK_BACKEND": store}
+    argv = [sys.executable, "-I", "-c", probe]
+    unwrapped = subprocess.run(argv, capture_output=True, text=True, pass_fds=(read,), env=plain, check=True)
+    wrapped = subprocess.run([CRONLOCK, "e", *argv], capture_output=True, text=True, pass_fds=(read,), env=plain | extra, check=True)
+    assert (unwrapped.stderr, wrapped.stderr) == ("", "")
+    expected = unwrapped.stdout.splitlines()
+    expected[1] = "None 50 None"  # one's own options pass through, but not the heartbeat's secret, nor the LC_CTYPE that Python adds
+    assert wrapped.stdout.splitlines() == expected
+    os.close(read)
+    os.close(write)
+
+
+def test_what_the_command_is_told(finish: Finish, store: str) -> None:
+    known = 'test -n "$CRONLOCK_RUN_ID" -a ${#CRONLOCK_RUN_TOKEN} -ge 16'
+    script = f'echo "$CRONLOCK_RUN_NAME|$CRONLOCK_RUN_STORE"; echo "$CRONLOCK_RUN_FENCE"; {known}'
+    fences = []
+    for _ in range(2):
+        code, out, err = finish("na me", "sh", "-c", script, backend=store)
+        assert (code, err) == (0, "")
+        assert out.startswith("na me|")
+        fences.append(int(out.splitlines()[1]))
+    assert fences[0] < fences[1]
+
+
+def test_ignored_at_the_start_stays_ignored(start: Start, tmp_path: Path) -> None:
+    """nohup cronlock …: a hang-up is nobody's business."""
+    job = start(
+        "n",
+        "sh",
+        "-c",
+        "echo $$ > $T/up; sleep 1.5",
+        backend=f"flock://{tmp_path}/l",
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )
+    pid = pid_in(tmp_path / "up")
+    assert int(Path(f"/proc/{pid}/status").read_text().split("SigIgn:")[1].split()[0], 16) & 1
+    job.send_signal(signal.SIGHUP)
+    assert job.end()[0] == 0
+
+
+def test_closed_standard_descriptors_are_survived(tmp_path: Path, finish: Finish) -> None:
+    code = subprocess.run(
+        ["sh", "-c", f'exec {CRONLOCK} -b flock://{tmp_path}/l c sh -c "echo ok > {tmp_path}/ran; exit 4" <&- >&- 2>&-'],
+        check=False,
+        timeout=20,
+    ).returncode
+    assert (code, (tmp_path / "ran").read_text()) == (4, "ok\n")
+
+
+def test_an_ignored_sigchld_loses_no_status(start: Start, tmp_path: Path) -> None:
+    job = start(
+        "c", "sh", "-c", "exit 9", backend=f"flock://{tmp_path}/l", preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    )
+    assert job.end()[0] == 9
+
+
+def test_a_signal_while_waiting_ends_it_with_its_own_status(start: Start, finish: Finish, tmp_path: Path, store: str) -> None:
+    start("w", "sh", "-c", "echo $$ > $T/up; sleep 20", backend=store)
+    pid_in(tmp_path / "up")
+    waiter = start("-w", "60", "w", "echo", "no", backend=store)
+    until(lambda: "select" in (w := _wchan(waiter.pid)) or "poll" in w or "flock" in w or "lock" in w or "sleep" in w)
+    waiter.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    assert waiter.end()[:2] == (143, "")
+    assert time.monotonic() - began < 3
+
+
+def _wchan(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/wchan").read_text() or "?"
+    except OSError:
+        return ""
+
+
+def test_a_signal_at_any_moment_leaves_no_lock_behind(start: Start, finish: Finish, store: str) -> None:
+    for i in range(12):
+        job = start("-t", "60", "race", "sleep", "30", backend=store)
+        time.sleep(i * 0.04)
+        job.send_signal(signal.SIGTERM)
+        assert job.end()[0] in (143, -15)  # -15: it came before Python ran a line of ours
+        assert finish("race", "true", backend=store)[0] == 0, i
+
+
+def test_no_fork_becomes_the_command_and_the_lock_lives_with_it(start: Start, finish: Finish, tmp_path: Path) -> None:
+    url = f"flock://{tmp_path}/l"
+    job = start("-F", "x", "sh", "-c", "echo $$ > $T/up; sleep 1.5; exit 6", backend=url)
+    assert pid_in(tmp_path / "up") == job.pid
+    assert finish("x", "true", backend=url)[0] == 75
+    assert job.end()[0] == 6
+    assert finish("x", "true", backend=url)[0] == 0
+
+
+def on_terminal(*argv: str, keys: bytes, ready: Path, env: dict[str, str]) -> tuple[int, bytes]:
+    """The status and output of a command that has a terminal, after `keys` were typed once `ready` exists."""
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.execve(argv[0], argv, {**os.environ, **env})
+    until(ready.exists)
+    time.sleep(0.1)  # the shell inside has set its traps by then
+    os.write(fd, keys)
+    seen = b""
+    while True:
+        try:
+            chunk = os.read(fd, 4096)
+        except OSError:
+            break
+        if not chunk:
+            break
+        seen += chunk
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), seen
+
+
+def test_ctrl_c_on_a_terminal_reaches_the_command_once(tmp_path: Path) -> None:
+    script = f"trap 'echo int >> $T/got; exit 5' INT; echo up > $T/up; {LOOP}"
+    code, _ = on_terminal(
+        CRONLOCK, "-b", f"flock://{tmp_path}/l", "c", "sh", "-c", script, keys=b"\x03", ready=tmp_path / "up", env={"T": str(tmp_path)}
+    )
+    assert (code, (tmp_path / "got").read_text()) == (5, "int\n")
+
+
+def test_a_command_on_a_terminal_can_read_it(tmp_path: Path) -> None:
+    script = "echo up > $T/up; read x; echo got-$x"
+    code, seen = on_terminal(
+        CRONLOCK, "-b", f"flock://{tmp_path}/l", "c", "sh", "-c", script, keys=b"hello\n", ready=tmp_path / "up", env={"T": str(tmp_path)}
+    )
+    assert code == 0
+    assert b"got-hello" in seen
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace needs root")
+def test_as_process_1_it_reaps_strangers_and_keeps_its_commands_status(tmp_path: Path) -> None:
+    script = "for i in 1 2 3 4 5; do (setsid sleep .2 &) ; done; sleep 1; ps -eo stat= | grep -c Z > $T/zombies; exit 7"
+    code = subprocess.run(
+        ["unshare", "--pid", "--mount-proc", "--fork", "--kill-child", CRONLOCK, "-b", f"flock://{tmp_path}/l", "p", "sh", "-c", script],
+        env={**os.environ, "T": str(tmp_path)},
+        timeout=30,
+        check=False,
+    ).returncode
+    assert (code, (tmp_path / "zombies").read_text()) == (7, "0\n")
+
+
+def test_a_child_that_the_caller_had_is_no_part_of_the_tree(tmp_path: Path) -> None:
+    script = f'sleep 30 & echo $! > {tmp_path}/p; exec {CRONLOCK} -b flock://{tmp_path}/l c sh -c "kill -TERM \\$PPID; exit 3"'
+    code = subprocess.run(["sh", "-c", script], check=False, timeout=20).returncode
+    bystander = pid_in(tmp_path / "p")
+    assert alive(bystander)
+    os.kill(bystander, signal.SIGKILL)
+    assert code == 3
