@@ -130,7 +130,11 @@ def start_redis() -> Iterator[Callable[..., RedisServer]]:
 
     def start(*options: str) -> RedisServer:
         directory = Path(tempfile.mkdtemp(prefix="cl-redis-"))  # short: a socket's path has 107 bytes at most
-        started.append(RedisServer(directory, *options))
+        try:
+            started.append(RedisServer(directory, *options))
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
         return started[-1]
 
     yield start

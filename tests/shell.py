@@ -23,8 +23,9 @@ from pathlib import Path
 from time import monotonic
 from typing import NamedTuple, Self
 
-import cronlock as cronlock_package
 import pytest
+
+import cronlock as cronlock_package
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 UNSHARE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
@@ -135,7 +136,13 @@ class Shell:
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             start = monotonic()
             process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=self.T, env={**self.environment, **variables}, start_new_session=True
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                cwd=self.T,
+                env={**self.environment, **variables},
+                start_new_session=True,
             )
             try:
                 status = process.wait(timeout)

@@ -57,3 +57,28 @@ def test_without_the_lock_they_overlap(lab):
         start = {run.host: run.start / 1e9 for run in runs if run.tick == tick}
         assert 0.7 < start["h3"] - start["h2"] < 3
     assert lab.output() == ""
+
+
+@pytest.mark.parametrize("store", ["redis", "postgresql", "flock"])
+def test_once_per_tick_although_the_job_is_instant(lab, store, tmp_path):
+    """The clocks are 29 s apart, a host is dead for half of it, and still each tick has exactly one run."""
+    url = f"flock://{tmp_path}/locks" if store == "flock" else getattr(lab, store)()
+    lab.start(f"* * * * * {cronlock()} -b {url} --once-per 1m bill -- {lab.job(0)}")
+    lab.after(ticks=10)
+    lab.hosts["h2"].kill()
+    lab.after(ticks=10)
+    lab.drain()
+
+    runs = lab.runs()
+    ticks = sorted({attempt.tick for attempt in lab.attempts() if attempt.host == "h1"})
+    assert lab.output() == ""
+    assert overlap.doubles(runs) == {}
+    assert overlap.missed(runs, ticks[1:-1]) == []  # of the first and the last, h1 may have seen a part only
+    assert len(ticks) >= 20
+
+
+def test_without_a_period_an_instant_job_runs_on_every_host(lab):
+    lab.start(f"* * * * * {cronlock()} -b {lab.redis()} bill -- {lab.job(0)}")
+    lab.after(ticks=3)
+    lab.drain()
+    assert len(overlap.doubles(lab.runs())) >= 2

@@ -58,12 +58,15 @@ class Backend(Protocol):
     """The store for people and CRONLOCK_RUN_STORE: a URL without password."""
     timeout: float
     """Seconds an attempt may take in all, name look-up included; 10 unless the URL says otherwise."""
+    warnings: list[str]
+    """What a person should hear of but nothing stops for, such as a broken state that was set aside. The caller empties it."""
 
     def try_acquire(self, grant: Grant, until: float) -> Lease | Busy | Done:
         """One bounded attempt, the claim of grant.run.label included. Busy only if another holds it now."""
 
     def abandon(self, grant: Grant, until: float) -> None:
-        """Let go of whatever an attempt cut short (a signal, a time-out) may have got, by its token. Never raises."""
+        """Let go of whatever an attempt cut short (a signal, a time-out) may have got, by its token: the lock, the label,
+        the min-hold. Its command never started. Never raises."""
 
     def wait(self, name: str, until: float) -> None:
         """Return when the lock may be free, or at `until`. May return early for no reason; may be a mere sleep."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     Observe = Callable[[Event], None]
 
+CLEAN_UP = 0.1  # of the backend's time-out is kept for taking back what an unanswered attempt may have got
 RELEASE = 5.0  # seconds a release is tried; then the ttl does it
 ANSWER = 2.0  # seconds the guard has to say that it is stopping the tree, before it is taken for frozen
 POLL = 0.2  # seconds between tries when a store that answered before is away while we wait
@@ -49,6 +50,7 @@ def run(job: Job, backend: Backend, observe: Observe) -> Outcome:
             return Supervision(job, None, signals, observe, backend.where).whole()
         if isinstance(answer, (Busy, Done)):
             return Outcome("busy" if isinstance(answer, Busy) else "done", answer=answer)
+        heed(backend, observe)
         observe(Event("acquired", "info", f"holding the lock, fence {answer.run.fence}"))
         keeping = Keeping(answer, asked, job.ttl, job.kill_after)
         if not keeping.still_valid():
@@ -60,7 +62,16 @@ def run(job: Job, backend: Backend, observe: Observe) -> Outcome:
             return outcome
         if job.no_fork:
             become(job, answer, signals, backend.where)
-        return Supervision(job, keeping, signals, observe, backend.where).whole()
+        try:
+            return Supervision(job, keeping, signals, observe, backend.where).whole()
+        finally:
+            heed(backend, observe)
+
+
+def heed(backend: Backend, observe: Observe) -> None:
+    """Say what the backend wants said."""
+    while backend.warnings:
+        observe(Event("backend", "warning", backend.warnings.pop(0)))
 
 
 def acquire(job: Job, grant: Grant, backend: Backend, signals: Signals, observe: Observe) -> tuple[Lease | Busy | Done, float]:
@@ -71,7 +82,7 @@ def acquire(job: Job, grant: Grant, backend: Backend, signals: Signals, observe:
         asked = clock.now()
         try:
             with signals.interruptible():
-                answer = backend.try_acquire(grant, asked + backend.timeout)
+                answer = backend.try_acquire(grant, asked + backend.timeout * (1 - CLEAN_UP))
                 heard = clock.now()
                 if not isinstance(answer, Busy):
                     return answer, asked

@@ -70,6 +70,13 @@ def ended(state: State, run: Run) -> State:
     )
 
 
+def withdrawn(state: State, token: str) -> State:
+    """The same state as if that grant's command had never been meant to start: its label is not used up."""
+    if state.run is None or state.run.token != token:
+        return state
+    return state.but(run=state.run.but(outcome="interrupted"), held=0.0, claims=tuple(c for c in state.claims if c.token != token))
+
+
 def vanished(state: State) -> Run | None:
     """The last grant, if its end was never written: its holder died."""
     return state.run.but(outcome="vanished") if state.run and not state.run.outcome else None
@@ -128,7 +135,7 @@ def _run(raw: dict[str, Any]) -> Run:
     number = (int, float)
     known = {k: v for k, v in raw.items() if k in Run._fields}
     known["fence"] = int(str(known.get("fence", 0)))
-    run = Run(**{"run_id": "", "user": "", "command": "", **known})
+    run = Run(**{"run_id": "", "host": "", "user": "", "command": "", **known})
     texts = (run.run_id, run.token, run.host, run.user, run.command, run.label, run.outcome)
     if not all(isinstance(t, str) for t in texts) or not isinstance(run.start, number) or not isinstance(run.pid, int):
         raise ValueError("a field has the wrong kind")

@@ -207,10 +207,10 @@ class BackendContract:
             holder.communicate()
 
     def test_an_attempt_cut_short_leaves_nothing(self, backend: Backend, other: Backend, name: str) -> None:
-        asked = grant(name, ttl=30)
+        asked = grant(name, ttl=30, label="1h/a", min_hold=30)
         assert not isinstance(backend.try_acquire(asked, soon()), (Busy, Done))
         backend.abandon(asked, soon())
-        held(other, name)
+        held(other, name, label="1h/a")  # the label is not used up either
         backend.abandon(grant(name), soon())  # somebody else's stays
         assert isinstance(backend.try_acquire(grant(name), soon()), Busy)
 

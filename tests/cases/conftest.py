@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+
 from shell import Shell
 
 STORES = ["flock", "postgresql", "redis"]  # nfs joins here and in `sh` as soon as there is a mount to test on

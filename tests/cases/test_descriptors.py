@@ -28,7 +28,8 @@ def test_o26_a_daemon_does_not_inherit_the_lock(sh):
 
 @pytest.mark.parametrize("background", ["sleep 60.$M", "sleep 60.$M >/dev/null 2>&1"], ids=["keeps-stdout", "detached"])
 def test_o27_done_is_the_exit_not_the_end_of_a_pipe(sh, background):
-    """A background child that keeps stdout open holds up neither the wrapper nor the lock. (Output captured for a ping waits for --heartbeat.)"""
+    """A background child that keeps stdout open holds up neither the wrapper nor the lock."""
+    # output captured for a ping waits for --heartbeat
     done = sh.run(
         f"""
         timed rc cronlock e2 -- sh -c 'echo hi; {background} & exit 0' >$T/out; cat $T/out

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
+
 from fixtures_postgresql import Postgres
 from shell import Shell, need_root
 
@@ -13,8 +14,14 @@ ERR = {"69", "77", "78"}  # the job was not run, and not because somebody else r
 
 
 def test_o49_nothing_is_needed_from_path(sh):
-    """The prefix finds its own helpers: no redis-cli, psql or flock on PATH. (A ping under PATH=/nonexistent waits for --heartbeat.)"""
-    done = sh.run('env -i HOME=/ SHELL=/bin/sh PATH=/nonexistent CRONLOCK_BACKEND="$CRONLOCK_BACKEND" $(command -v cronlock) i1 -- /bin/true; echo rc=$?')
+    """The prefix finds its own helpers: no redis-cli, psql or flock on PATH."""
+    # a ping under PATH=/nonexistent waits for --heartbeat
+    done = sh.run(
+        """
+        env -i HOME=/ SHELL=/bin/sh PATH=/nonexistent CRONLOCK_BACKEND="$CRONLOCK_BACKEND" $(command -v cronlock) i1 -- /bin/true
+        echo rc=$?
+        """
+    )
     assert (done["rc"], done.err) == ("0", "")
 
 

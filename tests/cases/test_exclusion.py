@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+
 from shell import need_root
 
 SLACK = 2.0  # seconds that a busy machine may add to what a case allows
@@ -61,7 +62,9 @@ def test_o03_waiters_do_not_pile_up(sh, store):
         echo holder=$(pgrep -fc 'cronlock a3')  # the wrapper and its guard
         kill $w; wait
         """,
-        COUNT="select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()" if store == "postgresql" else "",
+        COUNT="select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+        if store == "postgresql"
+        else "",
     )
     assert done["default"] == "75"
     assert done.took("default") < 1 + SLACK
@@ -139,7 +142,8 @@ def test_o07_flock_on_the_same_path_excludes_and_is_excluded(sh):
 @pytest.mark.root
 @only("flock")
 def test_o72_a_file_lock_is_as_wide_as_its_file(sh):
-    """Two containers with a /run/lock each both run it: unavoidable. (That `cronlockctl check` and the docs name this trap waits for both.)"""
+    """Two containers with a /run/lock each both run it: unavoidable."""
+    # that `cronlockctl check` and the docs name this trap waits for both
     need_root()
     done = sh.run(
         """

@@ -61,7 +61,19 @@ def test_o57_busy_has_a_status_of_its_own(sh):
     assert (done["d"], done["z"], done["t"], done["err"]) == ("75", "0", "75", "69")
 
 
-NO_BACKEND = ["", "$UNSET_VAR", "redis:", "redis://", "rediss:", "reddis://h/0", "postgresql:", "postgresql://", "postgres:///", "://h", "h"]
+NO_BACKEND = [
+    "",
+    "$UNSET_VAR",
+    "redis:",
+    "redis://",
+    "rediss:",
+    "reddis://h/0",
+    "postgresql:",
+    "postgresql://",
+    "postgres:///",
+    "://h",
+    "h",
+]
 
 
 @pytest.mark.parametrize("store", ["redis", "postgresql"])
@@ -88,7 +100,7 @@ NONSENSE += ["--max-runtime 99999999999999999999", "--ttl 1ms", "--wait ''", "--
 
 def test_o80_nonsense_durations(sh):
     """Are usage errors before anything runs."""
-    done = sh.run("\n".join([*(f"(cronlock {o} q4 -- touch $T/ran; echo \"{o}=$?\") &" for o in NONSENSE), "wait; ls $T"]))
+    done = sh.run("\n".join([*(f'(cronlock {o} q4 -- touch $T/ran; echo "{o}=$?") &' for o in NONSENSE), "wait; ls $T"]))
     assert {o: done[o] for o in NONSENSE} == dict.fromkeys(NONSENSE, "64")
     assert "ran" not in done.out.split()
 

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
 from shell import need_root
 
 ERR = {"69", "77", "78"}  # the job was not run, and not because somebody else runs it
@@ -100,7 +101,9 @@ def test_o69_the_default_directory_is_made_again(sh):
 def test_o69_roots_default_directory_is_made_again(sh):
     """/var/lib/cronlock."""
     need_root()
-    done = sh.run("rm -rf /var/lib/cronlock; cronlock n3 -- true; echo rc=$?; echo mode=$(stat -c %a /var/lib/cronlock)", CRONLOCK_BACKEND="flock:")
+    done = sh.run(
+        "rm -rf /var/lib/cronlock; cronlock n3 -- true; echo rc=$?; echo mode=$(stat -c %a /var/lib/cronlock)", CRONLOCK_BACKEND="flock:"
+    )
     assert (done["rc"], done["mode"]) == ("0", "755")
 
 

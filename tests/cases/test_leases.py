@@ -7,12 +7,16 @@ import shutil
 import uuid
 from urllib.parse import parse_qs, urlsplit
 
-import hosts
 import pytest
+
+import hosts
 
 SLACK = 2.0  # seconds that a busy machine may add to what a case allows
 ERR = {"69", "77", "78"}  # the job was not run, and not because somebody else runs it
-ADVISORY = "select count(*) from pg_locks where locktype = 'advisory' and database = (select oid from pg_database where datname = current_database())"
+ADVISORY = """
+select count(*) from pg_locks
+where locktype = 'advisory' and database = (select oid from pg_database where datname = current_database())
+"""
 
 
 def only(*stores):
@@ -123,7 +127,9 @@ def test_o42_nil_is_busy(sh, fixed_reply_server):
 
 
 @only("redis")
-@pytest.mark.parametrize("rights", ["+set +get +del +pexpire +eval +evalsha +ping", "+set +get +del +pexpire +ping"], ids=["eval", "no-eval"])
+@pytest.mark.parametrize(
+    "rights", ["+set +get +del +pexpire +eval +evalsha +ping", "+set +get +del +pexpire +ping"], ids=["eval", "no-eval"]
+)
 def test_o45_a_user_limited_to_a_prefix(sh, redis_server, rights):
     """The least rights do: taken, renewed and released without one refusal; only the lock's state stays, under the prefix."""
     user = f"lk{uuid.uuid4().hex[:8]}"

@@ -13,7 +13,8 @@ def test_o58_streams_stay_apart_and_in_time(sh):
     """Both are there while the job runs, each where it belongs."""
     done = sh.run(
         """
-        cronlock l1 -- sh -c 'echo o1; echo e1 >&2; n=0; until [ -e $T/go ] || [ $n = 200 ]; do n=$((n + 1)); sleep .05; done; echo o2' >$T/o 2>$T/e &
+        export wait='n=0; until [ -e $T/go ] || [ $n = 200 ]; do n=$((n + 1)); sleep .05; done'
+        cronlock l1 -- sh -c 'echo o1; echo e1 >&2; eval "$wait"; echo o2' >$T/o 2>$T/e &
         await test -s $T/e
         echo early=$(cat $T/o),$(cat $T/e)
         touch $T/go; wait

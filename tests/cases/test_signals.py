@@ -152,7 +152,8 @@ def test_o25_ctrl_c_at_a_terminal_comes_once(sh):
     (sh.T / "job").write_text(JOB)
     done = sh.run(
         """
-        { await test -e $T/in; printf '\\003'; await grep int $T/sig; sleep 1; } | script -qec 'trap : INT; cronlock d9 -- sh $T/job; echo status $? >$T/status' /dev/null >/dev/null
+        { await test -e $T/in; printf '\\003'; await test -e $T/status; } |
+            script -qec 'trap : INT; cronlock d9 -- sh $T/job; echo status $? >$T/status' /dev/null >/dev/null
         cat $T/status $T/sig
         """
     )

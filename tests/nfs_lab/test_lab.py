@@ -68,7 +68,7 @@ def wait(guest: uml.Guest, condition: str, seconds: float = 60) -> None:
 def free(guest: uml.Guest, version: str, name: str) -> None:
     """A v4 server that was away drops its clients' locks as it comes back, perhaps one just granted as well: 76."""
     end = time.monotonic() + 60
-    while (answer := guest.run(cronlock(version, "-w 30s", name, "true"))) != (0, ""):
+    while (answer := guest.run(cronlock(version, "-t 8s -w 30s", name, "true"))) != (0, ""):
         assert time.monotonic() < end, answer
         print(f"{version}: not yet free: {answer}")
         time.sleep(0.5)
@@ -80,7 +80,7 @@ def test_one_at_a_time(lab: Lab, version: str) -> None:
     assert lab.b.run(cronlock(version, "one", "true")) == (75, "")
     status, said = lab.b.run(cronlock(version, "-v", "one", "true"))
     assert status == 75 and " a " in said.replace(",", " ").replace(":", " ")  # the holder's host
-    status, said = lab.b.run(cronlock(version, "-w 30s", "one", JOB, "/run/times", "1"))
+    status, said = lab.b.run(cronlock(version, "-t 8s -w 30s", "one", JOB, "/run/times", "1"))
     assert (status, said) == (0, "")
     assert ended(lab.a) == (0, "")
     gap = times(lab.b)[0] - times(lab.a)[1]
@@ -95,7 +95,9 @@ def test_locks_that_stay_on_the_client_are_refused(lab: Lab) -> None:
 
 @pytest.mark.parametrize("version", ["v3", "v4"])
 def test_a_server_that_is_away_costs_the_timeout(lab: Lab, version: str) -> None:
-    lab.a.run(cronlock(version, "away", "true"))
+    began = time.monotonic()
+    assert lab.a.run(cronlock(version, "away", "true"))[0] == 0
+    usual = time.monotonic() - began
     lab.server.freeze()
     try:
         began = time.monotonic()
@@ -103,9 +105,9 @@ def test_a_server_that_is_away_costs_the_timeout(lab: Lab, version: str) -> None
         took = time.monotonic() - began
     finally:
         lab.server.thaw()
-    print(f"{version}: 69 after {took:.2f} s with a timeout of 3 s")
+    print(f"{version}: 69 after {took:.2f} s with a timeout of 3 s; a run takes {usual:.2f} s here")
     assert status == 69 and said == f"cronlock: /mnt/{version} does not answer within 3s (stale mount? server down?)"
-    assert took < 4
+    assert took < usual + 3 + 1
     wait(lab.a, "! pgrep -x cronlock-nfs")
     assert lab.a.run(cronlock(version, "away", "true")) == (0, "")
 
@@ -135,16 +137,14 @@ def test_v4_a_holder_that_is_cut_off_stops_before_another_starts(lab: Lab) -> No
     lab.network.cut(lab.a)
     try:
         began = float(lab.b.run("date +%s.%N")[1])
-        status, said = lab.b.run(cronlock("v4", "-w 60s", "cut", JOB, "/run/times", "1", timeout="40s"))
+        status, said = lab.b.run(cronlock("v4", "-t 8s -w 60s", "cut", JOB, "/run/times", "1", timeout="40s"))
         assert (status, said) == (0, "")
         status, said = ended(lab.a)
     finally:
         lab.network.heal(lab.a)
     assert status == 76 and "no answer in time" in said
     stopped, started = times(lab.a)[1], times(lab.b)[0]
-    print(
-        f"v4: cut off: its command ended after {stopped - began:.1f} s, the other's started after {started - began:.1f} s (lease {uml.LEASE} s)"
-    )
+    print(f"v4: cut off: its command ended after {stopped - began:.1f} s, the other's began after {started - began:.1f} s")
     assert stopped < started
     wait(lab.a, "! pgrep -x cronlock-nfs")
 
@@ -154,7 +154,7 @@ def test_v4_what_was_cut_off_learns_that_its_lock_is_gone(lab: Lab) -> None:
     start(lab.a, cronlock("v4", "-t 60s --kill-after 1s --on-lost continue", "told", JOB, "/run/times", "250"))
     lab.network.cut(lab.a)
     try:
-        assert lab.b.run(cronlock("v4", "-w 60s", "told", "true", timeout="40s")) == (0, "")
+        assert lab.b.run(cronlock("v4", "-t 8s -w 60s", "told", "true", timeout="40s")) == (0, "")
     finally:
         lab.network.heal(lab.a)
     status, said = ended(lab.a)

@@ -91,6 +91,7 @@ class FlockBackend:
         self.prefix = prefix
         self.where = f"flock://{directory}"
         self.made_by_us = made_by_us
+        self.warnings: list[str] = []
         self._leases: dict[str, FlockLease] = {}
         self._won: dict[str, int] = {}  # name -> locked descriptor, from wait() to the next attempt
         self._held_until: dict[str, float] = {}  # name -> lease-clock end of a min-hold that we ran into
@@ -102,9 +103,9 @@ class FlockBackend:
             self._ready(place)
             fd = self._lock(place)
         if fd is None:
-            return Busy(_read_state(place, quiet=True).run)
+            return Busy(_read_state(place).run)
         try:
-            known = _read_state(place)
+            known = _read_state(place, self.warnings)
             answer = state.claim(known, grant, clock.wall())
             if isinstance(answer, state.State):
                 if place.state_path:
@@ -123,7 +124,7 @@ class FlockBackend:
     def abandon(self, grant: Grant, until: float) -> None:
         lease = self._leases.pop(grant.run.token, None)
         if lease:
-            lease.drop()
+            lease.withdraw()
 
     def wait(self, name: str, until: float) -> None:
         """Blocks in the kernel, which hands the lock over as the holder lets go; the next attempt has it already."""
@@ -154,7 +155,7 @@ class FlockBackend:
             return Status(name, held=False)
         except OSError as error:
             raise lock_error(error, place.path) from None
-        known = _read_state(place, quiet=True)
+        known = _read_state(place)
         held = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino} " in _kernel_locks()
         run = known.run
         if run and not held and not run.outcome:
@@ -255,6 +256,13 @@ class FlockLease:
             fd, self._fd = self._fd, -1
             self._backend._forget(self.run.token)
             _unlock(fd)
+
+    def withdraw(self) -> None:
+        """Let go as if it had never been granted: its label is not used up."""
+        if self._fd >= 0 and self._place.state_path:
+            with suppress(BackendError, ConfigError, PermissionDenied):
+                _write_state(self._place, self._fd, state.withdrawn(self._state, self.run.token), durable=False)
+        self.drop()
 
     def drop(self) -> None:
         """Let go without a word in the history."""
@@ -376,8 +384,9 @@ def _same_file(path: str, fd: int) -> bool:
     return (named.st_dev, named.st_ino) == (mine.st_dev, mine.st_ino)
 
 
-def _read_state(place: Place, *, quiet: bool = False) -> state.State:
-    """What the file says; an empty state for a new one. Something else's text is moved aside and never blocks a job."""
+def _read_state(place: Place, warnings: list[str] | None = None) -> state.State:
+    """What the file says; an empty state for a new one. With `warnings`, that is under the lock, something else's text
+    is moved aside with a word and never blocks a job; a newer format is an error."""
     if not place.state_path:
         return state.State()
     try:
@@ -389,13 +398,14 @@ def _read_state(place: Place, *, quiet: bool = False) -> state.State:
         return state.State()
     try:
         return state.decode(text)
-    except state.Foreign:
-        if not quiet:
+    except state.Foreign as error:
+        if warnings is not None:
             with suppress(OSError), open(place.state_path + ".broken", "wb") as aside:
                 aside.write(text)
+                warnings.append(f"{place.state_path} held something else ({error}): it is now in {place.state_path}.broken")
         return state.State()
     except ConfigError:
-        if quiet:
+        if warnings is None:
             return state.State()
         raise
 

@@ -140,6 +140,7 @@ class PostgreSQL:
         if not self._servers.named:
             raise UsageError(f"{scheme}: names no server: give {scheme}://host/database, ?service=, or PGHOST")
         self.where = self._servers.where
+        self.warnings: list[str] = []
         self._prefix = own.get("prefix", "cronlock:")
         self._mode = own.get("lock_mode", "auto")
         if self._mode not in ("auto", "session", "lease"):

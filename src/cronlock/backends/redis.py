@@ -130,11 +130,15 @@ class Redis:
         return Busy(run, held=bool(run and run.outcome), ttl_left=ttl)
 
     def abandon(self, grant: Grant, until: float) -> None:
-        lock, *_, channel = self._keys(grant.name)
+        lock, state, *_, channel = self._keys(grant.name)
+        token = grant.run.token
         try:
-            if self._scripts and self._runs_scripts(self._server.ask([("EVAL", DELETE, 1, lock, grant.run.token, channel)], until)[0]):
+            command = ("EVAL", DELETE, 2, lock, state, token, channel, KEEP_MS)
+            if self._scripts and self._runs_scripts(self._server.ask([command], until)[0]):
                 return
-            self._guarded(grant.name, grant.run.token, [("DEL", lock)], until)
+            old = self._server.plain([("GET", state)], until)[0]
+            mended = [("SET", state, states.encode(states.withdrawn(_state(old)[0], token)), "PX", KEEP_MS)] if old else []
+            self._guarded(grant.name, token, [*mended, ("DEL", lock)], until)
         except Exception:  # noqa: S110 - the ttl does it then
             pass
 

@@ -115,4 +115,21 @@ tell(channel)
 return {'held', trouble}
 """
 )
-DELETE = COMMON + "if mine then redis.call('DEL', KEYS[1]); tell(ARGV[2]) end return {'held'}"
+# An attempt that was cut short: the lock goes, and the label it claimed is not used up (state.withdrawn).
+DELETE = (
+    COMMON
+    + """
+local token, channel, keep = unpack(ARGV)
+if not mine then return {'held'} end
+local ok, s = pcall(cjson.decode, redis.call('GET', KEYS[2]) or '')
+if ok and type(s) == 'table' and s.v == 1 and type(s.run) == 'table' and s.run.token == token then
+  local others = {}
+  for _, c in ipairs(s.claims) do if c.token ~= token then table.insert(others, c) end end
+  s.run.outcome, s.held, s.claims = 'interrupted', 0, others
+  redis.pcall('SET', KEYS[2], cjson.encode(s), 'PX', keep)
+end
+redis.call('DEL', KEYS[1])
+tell(channel)
+return {'held'}
+"""
+)

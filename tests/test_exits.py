@@ -1,0 +1,47 @@
+"""Every outcome and every error has one status, and a skip is never mistaken for anything else."""
+
+import pytest
+
+from cronlock import errors, exits
+from cronlock.model import Outcome
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [
+        (Outcome("ok", 0), 0),
+        (Outcome("failed", 3), 3),
+        (Outcome("failed", 255), 255),
+        (Outcome("killed", signal=9), 137),
+        (Outcome("timed-out", signal=15), 124),
+        (Outcome("timed-out", 0), 124),
+        (Outcome("lost", signal=15, detail="the server says so"), 76),
+        (Outcome("lost", 5, detail="continued"), 5),
+        (Outcome("busy"), 75),
+        (Outcome("done"), 75),
+        (Outcome("unavailable", 75), 75),
+        (Outcome("interrupted", signal=15), 143),
+    ],
+)
+def test_outcomes(outcome: Outcome, status: int) -> None:
+    assert exits.status(outcome) == status
+
+
+def test_the_conflict_code_is_for_skips_only() -> None:
+    assert [exits.status(Outcome(w, 3), 9) for w in ("busy", "done", "failed")] == [9, 9, 3]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (errors.UsageError("x"), 64),
+        (errors.BackendError("x"), 69),
+        (errors.PermissionDenied("x"), 77),
+        (errors.ConfigError("x"), 78),
+        (errors.CommandError("x", 127), 127),
+        (errors.Interrupted(2), 130),
+        (RuntimeError("x"), 70),
+    ],
+)
+def test_errors(error: BaseException, status: int) -> None:
+    assert exits.status(error) == status
