@@ -15,6 +15,7 @@ import socket
 import subprocess
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -165,6 +166,52 @@ def own_postgresql() -> Iterator[Postgres]:
     server = Postgres()
     yield server
     server.destroy()
+
+
+@pytest.fixture
+def standby(own_postgresql: Postgres) -> Iterator[int]:
+    """The port of a read-only copy of `own_postgresql`."""
+    data, port = own_postgresql.home / "standby", free_port()
+    backup = [str(own_postgresql.bin / "pg_basebackup"), "-D", str(data), "-R", "-c", "fast", "-d", own_postgresql.url()]
+    subprocess.run(as_nobody(*backup), check=True, cwd="/", timeout=60)
+    options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={own_postgresql.home}"
+    control = [str(own_postgresql.bin / "pg_ctl"), "-D", str(data), "-w"]
+    start = as_nobody(*control, "-l", str(data / "log"), "-o", options, "start")
+    subprocess.run(start, check=True, cwd="/", timeout=60, stdout=subprocess.DEVNULL)
+    yield port
+    subprocess.run(as_nobody(*control, "-m", "immediate", "stop"), check=True, cwd="/", timeout=60, stdout=subprocess.DEVNULL)
+
+
+@pytest.fixture
+def pooler(postgresql_server: Postgres, postgresql_database: str, tmp_path: Path) -> Iterator[str]:
+    """The URL of a pgbouncer that lends its one server connection for a transaction at a time."""
+    program, port = shutil.which("pgbouncer"), free_port()
+    if not program:
+        pytest.skip("needs pgbouncer")
+    home = postgresql_server.home / f"pooler-{port}"
+    home.mkdir()
+    home.chmod(0o777)
+    (home / "ini").write_text(
+        f"[databases]\n* = host=127.0.0.1 port={postgresql_server.port} user=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\n"
+        f"listen_port = {port}\nauth_type = any\npool_mode = transaction\ndefault_pool_size = 1\nunix_socket_dir =\nlogfile = {home}/log\n"
+    )
+    running = subprocess.Popen(as_nobody(program, str(home / "ini")), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    url = f"postgresql://postgres@127.0.0.1:{port}/{postgresql_database}"
+
+    def up() -> bool:
+        assert running.poll() is None, (home / "log").read_text()
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    try:
+        end = time.monotonic() + 20
+        while not up():
+            assert time.monotonic() < end, "pgbouncer does not come up"
+            time.sleep(0.02)
+        yield url
+    finally:
+        running.kill()
+        running.wait()
 
 
 class Proxy:

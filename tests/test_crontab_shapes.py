@@ -61,7 +61,7 @@ FLOCK = [
         "15 9 * * * root flock -xn /tmp/b.lock -c '/usr/bin/sh /root/bin/clusterbackup > /dev/null 2>&1'",
         "/tmp/b.lock", ("clusterbackup",), ("/root/bin/clusterbackup",), "",
     ),
-    Line("* * * * * root flock -xn /tmp/agent.lock -c 'start.sh > /dev/null 2>&1 &'", "/tmp/agent.lock", ("start.sh",), out=""),
+    Line("* * * * * root flock -xn /tmp/agent.lock -c 'start.sh > /dev/null 2>&1 &'", "/tmp/agent.lock", ("start.sh",), out="", err="background"),
     Line(  # dash puts the whole prefix into the background; the lock covers the job all the same
         "* * * * * root flock -xn /var/lock/stop.lock -c /opt/x/stop.sh &>> /var/log/x.log",
         "/var/lock/stop.lock", ("stop.sh",), ("/opt/x/stop.sh",), busy=0, logs={"/var/log/x.log": ""},

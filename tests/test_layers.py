@@ -9,7 +9,7 @@ import cronlock
 HOME = Path(cronlock.__file__).parent
 LAYERS = (
     "model errors durations clock __init__",
-    "periods state protocol exits tree signals observers heartbeat config",
+    "periods state usual local protocol exits tree signals observers heartbeat tail config",
     "guard lease backends",
     "run",
     "registry options",

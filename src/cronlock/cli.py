@@ -14,15 +14,24 @@ from contextlib import suppress
 import click
 
 from cronlock import __version__, clock, durations, errors, exits, observers, periods
+from cronlock.local import lately, mark
 from cronlock.model import Event, Job, Outcome
 from cronlock.options import FLOCK_ONLY, OPTIONS, Option, convert, from_environment
 from cronlock.registry import open_backend
 from cronlock.run import run
+from cronlock.usual import LEAST, overdue, usual
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any, NoReturn
+
+    from cronlock.heartbeat import Heartbeat
+    from cronlock.protocol import Backend
+    from cronlock.tail import Tail
+    from cronlock.usual import Usual
+
+HOUR = 3600.0  # seconds between two warnings of an overdue holder on one host
 
 USAGE = "cronlock [OPTIONS] NAME COMMAND [ARG]..."
 EPILOG = """\b
@@ -34,6 +43,8 @@ Every option can be set by CRONLOCK_ and its name in capitals: CRONLOCK_TTL=5m."
 SECRET_SEEN = (
     "the backend's password is on the command line, where every user's ps shows it: use CRONLOCK_BACKEND, ?password_file= or .pgpass"
 )
+
+BACKGROUND = "the shell puts the command in the background (a & at the end, or &> in a shell that is not bash), so the lock goes at once"
 
 
 def main() -> NoReturn:
@@ -48,31 +59,76 @@ def main() -> NoReturn:
 
 def start(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """The exit status of one command line."""
+    heartbeat: Heartbeat | None = None
+    observe: observers.Observer | None = None
     try:
         values, words = parse(argv, environ)
         if values is None:
             return 0  # --help or --version was answered
         job, url = understand(values, words, environ)
-        observe = observers.stderr_observer(job.name, verbose=values["verbose"], quiet=values["quiet"])
-        if _password_in(argv, url):
-            observe(Event("password", "warning", SECRET_SEEN))
-        outcome = run(job, open_backend(url), observe)
-    except (errors.CronlockError, errors.Interrupted) as error:
-        observers.say(str(error))
+        observe = observers.Observer(job.name, **{key: values[key] for key in ("verbose", "quiet", "log_format", "syslog")})
+        for doubt in doubts(argv, words, job, url):
+            observe(doubt)
+        heartbeat, tail = monitored(job, observe) if job.heartbeat else (None, None)
+        backend = open_backend(url)
+        outcome = run(job, backend, heartbeat.observe if heartbeat else observe, tail)
+    except errors.CronlockError as error:
+        (observe or observers.Observer(""))(observers.of_error(error))
+        if heartbeat and isinstance(error, errors.CommandError):
+            heartbeat.finish(Outcome("failed", error.code, detail=str(error)))
+        return exits.status(error)
+    except errors.Interrupted as error:
         return exits.status(error)
     except KeyboardInterrupt:
         return exits.SIGNAL + 2
     except Exception as error:  # a defect of ours: one line for cron's mail, the whole story with -v
         if "-v" in argv or "CRONLOCK_VERBOSE" in environ:
             raise
-        observers.say(f"internal error, please report it: {type(error).__name__} in {_where(error)} (-v shows the whole story)")
+        text = f"internal error, please report it: {type(error).__name__} in {_where(error)} (-v shows the whole story)"
+        (observe or observers.Observer(""))(Event("error", "trouble", text, {"status": exits.INTERNAL}))
         return exits.INTERNAL
-    return finish(outcome, job, observe)
+    status = finish(outcome, job, backend, observe)
+    if heartbeat:
+        heartbeat.finish(outcome)
+    if tail:
+        tail.settle()
+    return status
 
 
-def finish(outcome: Outcome, job: Job, observe: Any) -> int:
-    observe(observers.of_outcome(outcome))
-    return exits.status(outcome, job.conflict_code)
+def monitored(job: Job, observe: Callable[[Event], None]) -> tuple[Heartbeat, Tail | None]:
+    """Imported only here: a line without --heartbeat pays nothing for it. UsageError for a URL that is none."""
+    from cronlock.heartbeat import Heartbeat
+
+    tail = None
+    if job.heartbeat_output:
+        from cronlock.tail import Tail
+
+        tail = Tail(job.heartbeat_output)
+    return Heartbeat(job.heartbeat, job.name, job.heartbeat_timeout, observe, tail.ring if tail else None), tail
+
+
+def finish(outcome: Outcome, job: Job, backend: Backend, observe: observers.Observer) -> int:
+    status = exits.status(outcome, job.conflict_code)
+    known, late = in_the_way(outcome, job, backend, observe) if outcome.answer else (None, False)
+    observe(observers.of_outcome(outcome, known, overdue=late, status=status))
+    return status
+
+
+def in_the_way(outcome: Outcome, job: Job, backend: Backend, observe: observers.Observer) -> tuple[Usual | None, bool]:
+    """What is usual for the run that a skipped start met, and whether to warn of it: one read more, and only if somebody
+    hears of it, or the holder has run for so long that a warning may be due, and none was given here within the hour."""
+    run = outcome.answer.run if outcome.answer else None
+    if run is None or run.outcome == "released":
+        return None, False
+    what = f"overdue {backend.where} {job.name}"
+    going = outcome.word == "busy" and not run.outcome and clock.wall() - run.start > LEAST
+    warn = going and observe.tells("warning") and not lately(what, HOUR)
+    if not warn and not observe.tells("contention"):
+        return None, False
+    known = None
+    with suppress(errors.CronlockError):
+        known = usual(backend.history(job.name, clock.now() + min(2.0, backend.timeout)))
+    return known, warn and overdue(run, known, clock.wall()) and mark(what)
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[dict[str, Any] | None, list[str]]:
@@ -110,7 +166,7 @@ def understand(values: Mapping[str, Any], words: Sequence[str], environ: Mapping
     if values["no_fork"]:
         if not values["backend"].startswith(("flock:", "file:")):
             raise errors.UsageError("-F works with local file locks only: another store's lock needs cronlock to stay alive")
-        for key in ("max_runtime", "min_hold"):
+        for key in ("max_runtime", "min_hold", "warn_after", "heartbeat"):
             if values[key]:
                 raise errors.UsageError(f"-F leaves no cronlock to see to --{key.replace('_', '-')}: drop one of the two")
     if values["nonblock"] and values["wait"]:
@@ -127,11 +183,15 @@ def understand(values: Mapping[str, Any], words: Sequence[str], environ: Mapping
         max_runtime=values["max_runtime"],
         kill_after=values["kill_after"],
         min_hold=values["min_hold"],
+        warn_after=values["warn_after"],
         jitter=values["jitter"],
         **_period(values, environ),
         on_lost=values["on_lost"],
         on_unavailable=values["on_unavailable"],
-        environ=environ,
+        heartbeat=values["heartbeat"],
+        heartbeat_output=values["heartbeat_output"],
+        heartbeat_timeout=values["heartbeat_timeout"],
+        environ={k: v for k, v in environ.items() if k != "CRONLOCK_HEARTBEAT"},  # its token is none of the command's business
     )
     return job, values["backend"]
 
@@ -185,7 +245,7 @@ def _shell(environ: Mapping[str, str]) -> str:
 def _inherited(environ: Mapping[str, str]) -> dict[str, str]:
     """What cronlock was started with. Python's start adds LC_CTYPE in the C locale (PEP 538); the first environment block,
     which the kernel keeps, tells whether it did."""
-    inherited = {k: v for k, v in environ.items() if k != "CRONLOCK_HEARTBEAT"}
+    inherited = dict(environ)
     if inherited.get("LC_CTYPE") in ("C.UTF-8", "C.utf8", "UTF-8"):
         with suppress(OSError), open("/proc/self/environ", "rb") as file:
             if b"\0LC_CTYPE=" not in b"\0" + file.read():
@@ -202,6 +262,15 @@ def _own_descriptors() -> None:
             os.open("/dev/null", os.O_RDWR)
 
 
+def doubts(argv: Sequence[str], words: Sequence[str], job: Job, url: str) -> Iterator[Event]:
+    """What is legal and probably not meant."""
+    if _password_in(argv, url):
+        yield Event("password", "warning", SECRET_SEEN)
+    by_string = job.command[0] not in words  # the shell of -c STRING was not typed
+    if by_string and _backgrounds_itself(job.command[2], job.command[0]):
+        yield Event("background", "warning", BACKGROUND)
+
+
 def _password_in(argv: Sequence[str], url: str) -> bool:
     authority = url.partition("://")[2].partition("/")[0]
     return ":" in authority.rpartition("@")[0] and any(url in word for word in argv)
@@ -212,6 +281,11 @@ def _where(error: BaseException) -> str:
     while trace and trace.tb_next:
         trace = trace.tb_next
     return f"{os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}" if trace else "?"
+
+
+def _backgrounds_itself(string: str, shell: str) -> bool:
+    end = string.rstrip()
+    return (end.endswith("&") and not end.endswith("&&")) or ("&>" in end and os.path.basename(shell) in ("sh", "dash"))
 
 
 class _Kind(click.ParamType):  # type: ignore[type-arg] # generic since click 8.4 only

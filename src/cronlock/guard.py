@@ -55,6 +55,7 @@ class Orders(Value):
     kill_after: float
     validity: Validity
     own_group: bool = True
+    streams: Sequence[tuple[int, int]] = ()  # pipes in place of stdout and stderr, for --heartbeat-output
 
 
 class Ward:
@@ -209,6 +210,7 @@ class Guard:
         self._command = 0
         self._asked: tuple[float, str] | None = None  # that the tree be ended: kill_after, why
         self._orphan: int | None = None  # the command's status, if it came to us before we knew why
+        self._ended = self._stopping = self._over = False  # what the guard has said; over: nothing is left for us to do
         self._ward: Ward | None = None  # set once the guard is dead and the command is ours
         self._backlog: list[str] = []
 
@@ -252,8 +254,10 @@ class Guard:
         self._asked = self._asked or (kill_after, "told")
         if self._ward:
             self._backlog += self._ward.stop(signal.SIGTERM, kill_after, "told")
-        else:
+        elif self._sock:
             self._send(f"stop {kill_after!r}")
+        else:
+            self._backlog.append("gone")  # with the command, a moment ago
 
     def freeze(self) -> None:
         if self._ward:
@@ -287,19 +291,27 @@ class Guard:
                 packet = b""
             if packet:
                 said.append(packet.decode())
-                if said[-1].startswith("started "):
-                    self._command = int(said[-1].split()[1])
+                self._heard(*said[-1].split())
             else:
                 self._sock.close()
                 self._sock = None
-                if not any(word.split()[0] in ("ended", "failed", "gone") for word in said):
+                if not self._over:
                     self._adopt()
+                elif self._asked:
+                    said.append("gone")  # told to stop when the command had already ended: the guard had left, and answers no more
         if self._ward:
             said += self._ward.turn()
         return said
 
     def wait(self) -> float:
         return self._ward.wait() if self._ward else TURN
+
+    def _heard(self, word: str, *numbers: str) -> None:
+        if word == "started":
+            self._command = int(numbers[0])
+        self._ended |= word == "ended"
+        self._stopping |= word == "stopping"
+        self._over |= word in ("failed", "gone") or (word == "ended" and not self._stopping)
 
     def _adopt(self) -> None:
         """The guard was killed. Its orphans are our children now, and the command's status comes to us."""
@@ -308,7 +320,9 @@ class Guard:
         self._ward = Ward(self._command, self.pid, self._orders)
         if self._asked:
             self._backlog += self._ward.stop(signal.SIGTERM, *self._asked)
-        if self._orphan is not None:
+        if self._ended:  # only its helpers are left
+            self._ward.ended(0)
+        elif self._orphan is not None:
             self._backlog += self._ward.ended(self._orphan)
         if not self._command:  # killed before it could say whom it started: nothing may go on that nobody knows
             self._backlog += self._ward.stop(signal.SIGKILL, 0.0, "told")
@@ -416,7 +430,10 @@ def spawn(orders: Orders) -> int:
 
     posix_spawn, because nothing of ours runs between fork and exec. Descriptors are the caller's; ours are close-on-exec.
     """
-    options = {"setsigmask": orders.mask, "setsigdef": (signal.SIGPIPE, signal.SIGXFSZ)}  # Python ignores these two at start
+    ignored = (signal.SIGPIPE, signal.SIGXFSZ)  # by Python at its start
+    options: dict[str, object] = {"setsigmask": orders.mask, "setsigdef": ignored}
+    if orders.streams:
+        options["file_actions"] = [(os.POSIX_SPAWN_DUP2, pipe, fd) for pipe, fd in orders.streams]
     return first_that_starts(orders.command, orders.environ, lambda path, words: os.posix_spawn(path, words, orders.environ, **options))  # type: ignore[arg-type]
 
 

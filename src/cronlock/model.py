@@ -117,6 +117,15 @@ class Status(Value):
     detail: str = ""
 
 
+class Finding(Value):
+    """What `cronlockctl check` found: `level` is ok, warning or trouble."""
+
+    level: str
+    subject: str
+    text: str
+    remedy: str = ""
+
+
 class Job(Value):
     """One cronlock command line, understood."""
 
@@ -129,6 +138,7 @@ class Job(Value):
     max_runtime: float | None = None
     kill_after: float = 10.0
     min_hold: float = 0.0
+    warn_after: float | None = None  # None: three times the usual; 0: never
     jitter: float = 0.0
     label: str = ""  # the period this start belongs to, with --once-per
     period_end: float = float("inf")  # epoch seconds: waiting ends with the period
@@ -136,6 +146,9 @@ class Job(Value):
     standby: float = 0.0  # seconds this host holds back because --prefer names others
     on_lost: str = "terminate"  # or continue
     on_unavailable: str = "fail"  # or skip, run
+    heartbeat: tuple[str, ...] = ()  # URLs of monitors
+    heartbeat_output: int = 0  # bytes of the command's output for them
+    heartbeat_timeout: float = 10.0
     environ: Mapping[str, str] = {}  # what the command inherits, before CRONLOCK_RUN_… is added
 
 

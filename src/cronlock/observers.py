@@ -1,75 +1,230 @@
-"""Events to people: one line each on stderr, silent where nothing is wrong. Nothing here may fail a run."""
+"""Events to people, to programs and to syslog: one vocabulary. Nothing here may fail or delay a run.
+
+text    one line each on stderr, silent where nothing is wrong
+json    one object per line on stderr, every event
+syslog  datagrams to /dev/log as `cronlock[pid]`, every event, with a priority by its level
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from contextlib import suppress
 
-from cronlock import clock, durations
+from cronlock import clock, durations, exits
 from cronlock.model import Busy, Done, Event, Outcome
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import _socket
     from collections.abc import Callable
 
+    from cronlock.errors import CronlockError
+    from cronlock.model import Run
+    from cronlock.usual import Usual
 
-def stderr_observer(name: str, *, verbose: bool, quiet: bool) -> Callable[[Event], None]:
-    """trouble is always said, a warning unless -q, contention on a terminal or with -v, the rest with -v."""
-    shown = {"trouble"}
-    if not quiet:
-        shown |= {"warning"} | ({"contention", "info"} if verbose else {"contention"} if _is_terminal() else set())
+    Sink = Callable[[Event], None]
 
-    def observe(event: Event) -> None:
-        if event.level in shown:
-            say(f"{name}: {event.text}")
+EVENTS = {
+    # how a run ends: the last event, with the exit status as `status`
+    "ok": "the command ended with 0",
+    "failed": "the command ended with another status, or could not be started",
+    "killed": "a signal ended the command",
+    "timed-out": "--max-runtime was over, the command was stopped",
+    "lost": "the lock is gone, or may be: the command is stopped",
+    "busy": "another holder has the lock: the command was skipped; a warning if that holder is overdue",
+    "done": "this period's run has been had: the command was skipped",
+    "unavailable": "nobody knows who has the lock: the store does not answer",
+    "interrupted": "a signal came before the command was started",
+    "error": "wrong usage, configuration or rights, or a defect of cronlock: nothing was run",
+    # on the way there
+    "acquired": "the lock is held",
+    "started": "the command runs",
+    "ended": "the command has ended; the release follows",
+    "overdue": "the command is still running after --warn-after",
+    "unanswered": "the store does not answer; the command may go on for a while",
+    "renewed": "the store answers again, the lock was held all the time",
+    "regained": "the lock was gone for a moment and nobody else had it; it is held again",
+    "stuck": "processes of the command survive KILL, so the lock is kept",
+    "unreleased": "the lock could not be released and will run out by its ttl",
+    "backend": "something about the store that a person should hear of",
+    "heartbeat": "the monitors took a ping",
+    "heartbeat-lost": "a monitor did not take a ping",
+    "password": "the backend's password is on the command line",
+    "background": "the shell puts the command in the background",
+}
+"""Every kind of event, and what it means. docs/events.md is made of it."""
 
-    return observe
+LEVELS = {
+    "trouble": ("always said", 3),  # LOG_ERR
+    "warning": ("said, unless -q", 4),  # LOG_WARNING
+    "contention": ("said on a terminal or with -v", 6),  # LOG_INFO
+    "info": ("said with -v", 6),
+}
+"""When text says an event of a level, and syslog's severity for it."""
+
+SCHEMA = 1
+CRON = 9 << 3  # LOG_CRON
+LOG = "/dev/log"
+LONGEST = 1800  # bytes of a syslog message that every daemon takes
+
+
+class Observer:
+    """Where the events of one run go. A sink that fails is nobody's outcome."""
+
+    def __init__(self, name: str, *, verbose: bool = False, quiet: bool = False, log_format: str = "text", syslog: bool = False) -> None:
+        self._shown = {"trouble"}
+        if not quiet:
+            everything = verbose or log_format == "json"
+            self._shown |= {"warning"} | ({"contention", "info"} if everything else {"contention"} if _is_terminal() else set())
+        self._name = name
+        self._print = self._json if log_format == "json" else self._text
+        self._syslog = Syslog(name, lambda text: self._print(Event("backend", "warning", text)) if not quiet else None) if syslog else None
+
+    def __call__(self, event: Event) -> None:
+        if event.level in self._shown:
+            with suppress(Exception):
+                self._print(event)
+        if self._syslog:
+            with suppress(Exception):
+                self._syslog(event)
+
+    def tells(self, level: str) -> bool:
+        """Whether anybody would hear of it."""
+        return level in self._shown or self._syslog is not None
+
+    def _text(self, event: Event) -> None:
+        # an error names what is wrong itself
+        say(event.text if event.level == "trouble" and event.kind in ("error", "failed", "unavailable") else f"{self._name}: {event.text}")
+
+    def _json(self, event: Event) -> None:
+        import json
+
+        now = clock.wall()
+        line = {
+            **event.fields,
+            "v": SCHEMA,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z",
+            "event": event.kind,
+            "level": event.level,
+            "name": self._name,
+            "host": os.uname().nodename,
+            "pid": os.getpid(),
+            "message": event.text,
+        }
+        _write(json.dumps(line))
+
+
+class Syslog:
+    """Datagrams by hand: the standard library's module says nothing when nobody listens, and may block."""
+
+    def __init__(self, name: str, complain: Callable[[str], None], path: str = LOG) -> None:
+        self._name, self._complain, self._path = name, complain, path
+        self._sock: _socket.socket | None = None
+        self._said = False
+
+    def __call__(self, event: Event) -> None:
+        try:
+            self._send(event)
+        except OSError as error:
+            self._sock = None
+            if not self._said:
+                self._said = True
+                self._complain(f"--syslog: {self._path}: {error.strerror}: nothing is logged there")
+
+    def _send(self, event: Event) -> None:
+        import _socket
+
+        if self._sock is None:
+            sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM)
+            sock.setblocking(False)  # a logger that is stuck keeps no job
+            sock.connect(self._path)
+            self._sock = sock
+        now = time.localtime(clock.wall())
+        month = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")[now.tm_mon - 1]
+        head = f"<{CRON | LEVELS[event.level][1]}>{month} {now.tm_mday:2d} {time.strftime('%H:%M:%S', now)} cronlock[{os.getpid()}]: "
+        body = f"{_printable(self._name)}: {_printable(event.text)}".encode(errors="backslashreplace")
+        self._sock.send(head.encode() + body[:LONGEST])
 
 
 def say(text: str, program: str = "cronlock") -> None:
     """One line, whatever is in it; a closed or full stderr is nobody's outcome."""
-    line = "".join(c if c.isprintable() else "?" for c in f"{program}: {text}")
+    _write(_printable(f"{program}: {text}"))
+
+
+def _write(line: str) -> None:
     with suppress(OSError, ValueError):
         os.write(2, line.encode(errors="backslashreplace") + b"\n")
 
 
-def of_outcome(outcome: Outcome) -> Event:
-    """The last event of a run."""
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def of_outcome(outcome: Outcome, known: Usual | None = None, *, overdue: bool = False, status: int | None = None) -> Event:
+    """The last event of a run. `known`: what is usual for the run that is in the way; `overdue`: it has taken far longer."""
     word, answer = outcome.word, outcome.answer
+    fields: dict[str, object] = {"status": exits.status(outcome) if status is None else status}
+    if answer:
+        run = answer.run
+        fields |= {"holder" if isinstance(answer, Busy) else "run": _plain(run), "usual": known.as_dict() if known else None}
     if isinstance(answer, Busy):
-        return Event(word, "contention", busy(answer))
+        fields |= {"held_for": round(clock.wall() - run.start, 3) if run else None, "ttl_left": answer.ttl_left, "overdue": overdue}
+        return Event(word, "warning" if overdue else "contention", busy(answer, known, overdue=overdue), fields)
     if isinstance(answer, Done):
-        return Event(word, "contention", done(answer))
+        return Event(word, "contention", done(answer, known), fields)
+    fields |= {"signal": signal_name(outcome.signal) if outcome.signal else None}
     if word == "killed" and outcome.signal:
         by = "" if outcome.detail else "; the signal did not come through cronlock (out of memory? a crash?)"
-        return Event(word, "info" if outcome.detail else "trouble", f"the command was killed by {signal_name(outcome.signal)}{by}")
+        level = "info" if outcome.detail else "trouble"
+        return Event(word, level, f"the command was killed by {signal_name(outcome.signal)}{by}", fields)
     if word == "timed-out":
         how = f"it took {signal_name(outcome.signal)}" if outcome.signal else f"it ended with {outcome.code}"
-        return Event(word, "trouble", f"stopped after --max-runtime {outcome.detail}; {how}")
+        return Event(word, "trouble", f"stopped after --max-runtime {outcome.detail}; {how}", fields)
     if word == "unavailable":
-        return Event(word, "warning", f"{outcome.detail}; the command was skipped (--on-unavailable skip)")
+        return Event(word, "warning", f"{outcome.detail}; the command was skipped (--on-unavailable skip)", fields)
     if word == "interrupted" and outcome.signal:
-        return Event(word, "info", f"{signal_name(outcome.signal)} came before the command was started")
-    return Event(word, "info", f"{word}" + (f" with status {outcome.code}" if word == "failed" else ""))
+        return Event(word, "info", f"{signal_name(outcome.signal)} came before the command was started", fields)
+    return Event(word, "info", f"{word}" + (f" with status {outcome.code}" if word == "failed" else ""), fields)
 
 
-def busy(answer: Busy) -> str:
+def of_error(error: CronlockError) -> Event:
+    """The last event of a run that ended in an error of ours."""
+    status = exits.status(error)
+    words = {exits.UNAVAILABLE: "unavailable", exits.LOST: "lost", exits.NOT_FOUND: "failed", exits.NOT_EXECUTABLE: "failed"}
+    return Event(words.get(status, "error"), "trouble", str(error), {"status": status})
+
+
+def busy(answer: Busy, known: Usual | None = None, *, overdue: bool = False) -> str:
     run = answer.run
     if run is None:
         return "busy: held by something that left no readable record (another tool?)"
+    if run.outcome == "released":
+        return f"busy: taken away by {run.user} on {run.host} (cronlockctl release); its holder may still be stopping"
     if answer.held:
         rest = f" for another {durations.show(round(answer.ttl_left, 1))}" if answer.ttl_left is not None else ""
         return f"busy: kept by --min-hold{rest}; last run on {run.host}, pid {run.pid}, started {clock.stamp(run.start)}"
     held = durations.show(max(0.0, round(clock.wall() - run.start)))
-    return f"busy: held by {run.host}, pid {run.pid}, user {run.user}, command {run.command}, since {clock.stamp(run.start)} ({held})"
+    who = f"{run.host}, pid {run.pid}, user {run.user}, command {run.command}, since {clock.stamp(run.start)} ({held}{_usually(known)})"
+    return f"busy: {'OVERDUE, ' if overdue else ''}held by {who}" + ("; cronlockctl release stops it" if overdue else "")
 
 
-def done(answer: Done) -> str:
+def done(answer: Done, known: Usual | None = None) -> str:
     run = answer.run
     end = f"ended {run.outcome} at {clock.stamp(run.end)}" if run.end is not None else "has not ended, or nobody saw it end"
+    took = f" after {durations.show(max(0.0, round(run.end - run.start)))}{_usually(known)}" if run.end is not None else ""
     who = f"this period ({run.label}) was run on {run.host}, pid {run.pid}, from {clock.stamp(run.start)}"
-    return f"done: {who}; it {end}; run without --once-per to run it anyway"
+    return f"done: {who}; it {end}{took}; run without --once-per to run it anyway"
+
+
+def _usually(known: Usual | None) -> str:
+    return f", usually {durations.show(round(known.median, 0 if known.median >= 10 else 1))}" if known else ""
+
+
+def _plain(run: Run | None) -> dict[str, object] | None:
+    """Without the token, which is as good as the lock."""
+    return {k: v for k, v in run.as_dict().items() if k != "token"} if run else None
 
 
 def signal_name(number: int) -> str:

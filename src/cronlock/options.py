@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 class Option(Value):
     name: str  # the long form without dashes; CRONLOCK_ + it in capitals is the variable
-    kind: str  # flag, text, words (repeatable), duration, wait (inf allowed), status, choice
+    kind: str  # flag, text, words (repeatable), duration, size, wait (inf allowed), status, choice
     help: str
     letters: str = ""
     default: Any = None
@@ -49,9 +49,15 @@ OPTIONS = (
     Option("min-hold", "duration", "keep others out at least this long, counted from the start", "", 0.0, "DURATION"),
     Option("max-runtime", "duration", "then TERM to the whole tree, then KILL", "", None, "DURATION", least=0.001),
     Option("kill-after", "duration", "between TERM and KILL", "", 10.0, "DURATION"),
+    Option("warn-after", "duration", "warn when it still runs then; unless given 3 times the usual; 0: never", "", None, "DURATION"),
     Option("on-lost", "choice", "when the lock is gone, or nobody can tell", "", "terminate", choices=("terminate", "continue")),
     Option("on-unavailable", "choice", "when the backend can't be reached", "", "fail", choices=("fail", "skip", "run")),
     Option("jitter", "duration", "sleep a random time up to this before the first attempt", "", 0.0, "DURATION"),
+    Option("heartbeat", "words", "tell this monitor that the command started, and how it ended", "", (), "URL"),
+    Option("heartbeat-output", "size", "send the last SIZE bytes of the command's output along", "", 0, "SIZE"),
+    Option("heartbeat-timeout", "duration", "the most that monitors may keep cronlock, after the release", "", 10.0, "DURATION", least=0.1),
+    Option("log-format", "choice", "events on stderr: for people, or all of them as JSON", "", "text", choices=("text", "json")),
+    Option("syslog", "flag", "all events to syslog as well, as cronlock", "", False),
     Option("verbose", "flag", "tell the whole story", "v", False),
     Option("quiet", "flag", "errors only", "q", False),
 )
@@ -75,6 +81,8 @@ def convert(option: Option, text: str, source: str = "") -> Any:
             if seconds < option.least:
                 raise ValueError(f"{text!r} is too short: at least {durations.show(option.least)}")
             return seconds
+        if option.kind == "size":
+            return durations.size(text)
         if option.kind == "status":
             if not (text.isascii() and text.isdigit() and len(text) < 6 and int(text) <= 255):
                 raise ValueError(f"{text!r} is no exit status: a whole number from 0 to 255")
@@ -97,5 +105,7 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     for option in OPTIONS:
         if option.variable in environ:
             value = convert(option, environ[option.variable], option.variable)
-            found[option.key] = tuple(value.replace(",", " ").split()) if option.kind == "words" else value
+            if option.kind == "words":
+                value = tuple((value if option.metavar == "URL" else value.replace(",", " ")).split())  # a URL may hold commas
+            found[option.key] = value
     return found

@@ -80,8 +80,17 @@ class Backend(Protocol):
     def history(self, name: str, until: float) -> Sequence[Run]:
         """The last runs, oldest first, at most 100."""
 
+    def seize(self, name: str, lost: Run, by: Run, until: float) -> None:
+        """For an operator: the grant of `lost` (the holder, with the end that is written for it into state and history) is
+        no longer the last one, `by` is: the holder's next look says LeaseLost, and it can't regain. Nobody else is let in
+        before that holder's lease is over. LeaseLost: that run does not hold it any more, nothing was touched."""
+
     def key(self, name: str) -> str:
         """The same lock for people with the store's own tools: a command line or statement to paste. No I/O."""
+
+    # May have, for `cronlockctl check`:
+    # def check(self, until: float) -> Iterable[Finding]: what is fit for production here and what is not. Reads, and tries
+    #     what it must try on a key or file of its own, never on a lock.
 
     def close(self) -> None:
         """Idempotent; never raises. Descriptors that a lease handed out stay usable in processes that hold copies."""

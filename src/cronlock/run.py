@@ -8,11 +8,12 @@ import signal
 import time
 
 from cronlock import clock, durations, exits
-from cronlock.errors import UNANSWERED, BackendError, Interrupted, LeaseLost
+from cronlock.errors import UNANSWERED, BackendError, CronlockError, Interrupted, LeaseLost
 from cronlock.guard import FOREVER, TURN, Guard, Orders, cannot_start, first_that_starts
 from cronlock.lease import INF, Keeping
 from cronlock.model import Busy, Done, Event, Grant, Job, Outcome, Run
 from cronlock.signals import Signals
+from cronlock.usual import LEAST, usual
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from cronlock.guard import Validity
     from cronlock.protocol import Backend, Lease
+    from cronlock.tail import Tail
 
     Observe = Callable[[Event], None]
 
@@ -30,7 +32,7 @@ ANSWER = 2.0  # seconds the guard has to say that it is stopping the tree, befor
 POLL = 0.2  # seconds between tries when a store that answered before is away while we wait
 
 
-def run(job: Job, backend: Backend, observe: Observe) -> Outcome:
+def run(job: Job, backend: Backend, observe: Observe, tail: Tail | None = None) -> Outcome:
     """Take the lock, run the command, release. Errors that a person must mend come out as CronlockError."""
     with Signals() as signals:
         grant = Grant(job.name, new_run(job), job.ttl, job.min_hold, job.retry_failed)
@@ -47,11 +49,12 @@ def run(job: Job, backend: Backend, observe: Observe) -> Outcome:
             if job.on_unavailable == "skip":
                 return Outcome("unavailable", code=job.conflict_code, detail=str(error))
             observe(Event("unavailable", "warning", f"{error}; running without a lock (--on-unavailable run)"))
-            return Supervision(job, None, signals, observe, backend.where).whole()
+            return Supervision(job, None, signals, observe, backend, grant.run.run_id, tail).whole()
         if isinstance(answer, (Busy, Done)):
             return Outcome("busy" if isinstance(answer, Busy) else "done", answer=answer)
         heed(backend, observe)
-        observe(Event("acquired", "info", f"holding the lock, fence {answer.run.fence}"))
+        told = {"run_id": answer.run.run_id, "fence": answer.run.fence}
+        observe(Event("acquired", "info", f"holding the lock, fence {answer.run.fence}", told))
         keeping = Keeping(answer, asked, job.ttl, job.kill_after)
         if not keeping.still_valid():
             backend.abandon(grant, clock.now() + RELEASE)
@@ -63,7 +66,7 @@ def run(job: Job, backend: Backend, observe: Observe) -> Outcome:
         if job.no_fork:
             become(job, answer, signals, backend.where)
         try:
-            return Supervision(job, keeping, signals, observe, backend.where).whole()
+            return Supervision(job, keeping, signals, observe, backend, grant.run.run_id, tail).whole()
         finally:
             heed(backend, observe)
 
@@ -107,11 +110,17 @@ def acquire(job: Job, grant: Grant, backend: Backend, signals: Signals, observe:
 class Supervision:
     """The command is running: cronlock keeps the lease, the guard the command, and this is the loop between them."""
 
-    def __init__(self, job: Job, keeping: Keeping | None, signals: Signals, observe: Observe, store: str) -> None:
-        self._job, self._keeping, self._signals, self._observe, self._store = job, keeping, signals, observe, store
+    def __init__(
+        self, job: Job, keeping: Keeping | None, signals: Signals, observe: Observe, backend: Backend, run_id: str, tail: Tail | None
+    ) -> None:
+        self._job, self._keeping, self._signals, self._observe, self._backend = job, keeping, signals, observe, backend
+        self._run_id, self._tail = run_id, tail
         self._started = clock.now()
         self._limit = self._started + job.max_runtime if job.max_runtime else INF
+        self._warn_at = self._started + job.warn_after if job.warn_after else INF
+        self._ask_at = self._started + LEAST if job.warn_after is None and keeping else INF  # what is usual: no short run pays for it
         self._ended: int | None = None  # wait status of the direct child
+        self._usually = ""
         self._gone = False  # the whole tree, after a stop
         self._failed = 0  # errno of a command that could not be started
         self._why = ""  # why it is being stopped: signal, timed-out, lost
@@ -123,16 +132,22 @@ class Supervision:
         """Spawn, keep, release. An error nobody expected releases nothing: this process ends, the guard stops the
         tree, and only then does the lock go, by its descriptors or its ttl."""
         lease = self._keeping.lease if self._keeping else None
-        environ = environment(self._job, lease.run if lease else None, self._store)
+        environ = environment(self._job, lease.run if lease else None, self._backend.where)
         fds = lease.fds if lease else ()
         orders = Orders(self._job.command, environ, self._signals.mask, fds, self._job.kill_after, self._validity())
+        if self._tail:
+            orders = orders.but(streams=self._tail.open())
         self._guard = Guard.start(orders)
+        if self._tail:
+            self._tail.start()  # threads: not before the fork
         self._signals.deliver_to(self._pass_on)
         self._loop()
         error = cannot_start(self._job.command, self._job.environ, self._failed) if self._failed else None
         outcome = Outcome("failed", error.code) if error else self._outcome()
         if lease:
             self._release(lease, outcome)
+        if self._tail:
+            self._tail.drain()
         if error:
             raise error
         return outcome
@@ -158,6 +173,13 @@ class Supervision:
                     self._renew(self._keeping)
             if now >= self._limit and not self._why:
                 self._stop("timed-out", self._job.kill_after)
+            if now >= self._ask_at:
+                self._ask_at, self._warn_at = INF, self._started + self._usual_limit()
+            if now >= self._warn_at:
+                self._warn_at = INF
+                took = durations.show(round(now - self._started, 1))
+                told = {"took": round(now - self._started, 3), "run_id": self._run_id}
+                self._observe(Event("overdue", "warning", f"still running after {took}{self._usually}", told))
             if now >= self._answer_by:  # it was told to stop and says nothing: frozen
                 self._answer_by = INF
                 self._guard.kill()
@@ -169,12 +191,24 @@ class Supervision:
         due = [
             TURN if not self._keeping else min(TURN, self._keeping.gap / 3),
             self._guard.wait(),
-            self._limit - clock.now(),
+            min(self._limit, self._ask_at, self._warn_at) - clock.now(),
             self._answer_by - clock.now(),
         ]
         if self._keeping:
             due.append(self._keeping.due() - clock.now())
         return max(0.0, min(due))
+
+    def _usual_limit(self) -> float:
+        """Seconds that are out of the ordinary. The store is asked once, and for no longer than the lease can bear."""
+        left = self._keeping.deadline - self._keeping.grace - clock.now() if self._keeping else 0.0
+        try:
+            known = usual(self._backend.history(self._job.name, clock.now() + min(2.0, left / 4)))
+        except CronlockError:
+            return INF
+        if known is None or known.limit is None:
+            return INF
+        self._usually = f", usually {durations.show(round(known.median, 1))} (--warn-after)"
+        return known.limit
 
     def _watch(self, poll: select.poll) -> int | None:
         """Exactly what there is to watch now: a reconnect changes it."""
@@ -190,8 +224,11 @@ class Supervision:
 
     def _hear(self, message: str) -> None:
         word, _, rest = message.partition(" ")
-        if word == "ended":
+        if word == "started":
+            self._observe(Event("started", "info", f"the command runs, pid {rest}", {"command_pid": int(rest), "run_id": self._run_id}))
+        elif word == "ended":
             self._ended = int(rest)
+            self._observe(Event("ended", "info", "the command has ended", {"run_id": self._run_id}))
         elif word == "gone":
             self._gone = True
         elif word == "failed":

@@ -77,6 +77,12 @@ def withdrawn(state: State, token: str) -> State:
     return state.but(run=state.run.but(outcome="interrupted"), held=0.0, claims=tuple(c for c in state.claims if c.token != token))
 
 
+def seized(state: State, lost: Run, by: Run, store_now: float) -> State:
+    """The same state after an operator's grant `by` took the place of that of `lost`, which it says has ended."""
+    by = by.but(fence=max(state.fence + 1, int(store_now * 1e6)))
+    return ended(state, lost).but(run=by, fence=by.fence, held=0.0)
+
+
 def vanished(state: State) -> Run | None:
     """The last grant, if its end was never written: its holder died."""
     return state.run.but(outcome="vanished") if state.run and not state.run.outcome else None

@@ -188,6 +188,25 @@ class BackendContract:
             mine.regain(soon())
         theirs.renew(soon())
 
+    def test_a_seized_lease_is_lost_and_never_regained(self, backend: Backend, other: Backend, name: str) -> None:
+        lease = held(backend, name, ttl=2, label="1h/a")
+        lost, by = lease.run.but(outcome="lost", status=76, end=time.time()), grant(name).run.but(outcome="released", end=time.time())
+        with pytest.raises(LeaseLost):
+            other.seize(name, lost.but(token="0" * 32), by, soon())
+        lease.renew(soon())
+        other.seize(name, lost, by, soon())
+        assert isinstance(other.try_acquire(grant(name), soon()), Busy)  # its command may still run
+        for act in (lease.renew, lease.regain, lambda until: lease.release(finished(lease), until)):
+            with pytest.raises(LeaseLost):
+                act(soon())
+        with pytest.raises(LeaseLost):
+            other.seize(name, lost, by, soon())
+        backend.close()
+        poll(lambda: not isinstance(other.try_acquire(grant(name), soon()), Busy), 5)
+        with pytest.raises(LeaseLost):
+            lease.regain(soon())
+        assert [(r.token, r.outcome) for r in other.history(name, soon())] == [(lease.run.token, "lost")]
+
     def test_a_killed_holder_is_followed_within_its_ttl(self, url: str, other: Backend, name: str) -> None:
         holder = subprocess.Popen([sys.executable, "-c", HOLDER, url, name, "2"], stdout=subprocess.PIPE, text=True)
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -24,7 +23,7 @@ from cronlock.backends.postgresql import PostgreSQL, connect
 from cronlock.errors import BackendError, ConfigError, CronlockError, Interrupted, LeaseLost, PermissionDenied, UsageError
 from cronlock.model import Busy, Done
 from cronlock.testing import COUNTER, HOLDER, BackendContract, finished, grant, held, poll, soon
-from fixtures_postgresql import Postgres, Proxy, as_nobody, free_port
+from fixtures_postgresql import Postgres, Proxy, free_port
 
 # one `connect`, one question: what the speed of a cron line is made of
 ADVISORY = "select count(*) from pg_locks where locktype = 'advisory' and database = (select oid from pg_database where datname = %s)"
@@ -651,53 +650,14 @@ def test_a_read_only_server_is_refused(
         opened(postgresql_url).try_acquire(grant("j"), soon())
 
 
-def test_a_standby_is_refused_and_the_primary_beside_it_taken(own_postgresql: Postgres, opened: Callable[[str], PostgreSQL]) -> None:
-    lease = held(opened(own_postgresql.url()), "j")
-    lease.release(finished(lease), soon())
-    data, port = own_postgresql.home / "standby", free_port()
-    backup = [str(own_postgresql.bin / "pg_basebackup"), "-D", str(data), "-R", "-c", "fast", "-d", own_postgresql.url()]
-    subprocess.run(as_nobody(*backup), check=True, cwd="/", timeout=60)
-    options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={own_postgresql.home}"
-    control = [str(own_postgresql.bin / "pg_ctl"), "-D", str(data), "-w"]
-    start = as_nobody(*control, "-l", str(data / "log"), "-o", options, "start")
-    subprocess.run(start, check=True, cwd="/", timeout=60, stdout=subprocess.DEVNULL)
-    try:
-        with pytest.raises(BackendError, match="standby"):
-            opened(f"postgresql://postgres@127.0.0.1:{port}/postgres").try_acquire(grant("j"), soon())
-        both = f"postgresql://postgres@127.0.0.1:{port},127.0.0.1:{own_postgresql.port}/postgres"
-        lease = held(opened(both), "j")
-        assert isinstance(opened(own_postgresql.url()).try_acquire(grant("j"), soon()), Busy)
-    finally:
-        subprocess.run(as_nobody(*control, "-m", "immediate", "stop"), check=True, cwd="/", timeout=60, stdout=subprocess.DEVNULL)
-
-
-@pytest.fixture
-def pooler(postgresql_server: Postgres, postgresql_database: str, tmp_path: Path) -> Iterator[str]:
-    """The URL of a pgbouncer that lends its one server connection for a transaction at a time."""
-    program, port = shutil.which("pgbouncer"), free_port()
-    if not program:
-        pytest.skip("needs pgbouncer")
-    home = postgresql_server.home / f"pooler-{port}"
-    home.mkdir()
-    home.chmod(0o777)
-    (home / "ini").write_text(
-        f"[databases]\n* = host=127.0.0.1 port={postgresql_server.port} user=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\n"
-        f"listen_port = {port}\nauth_type = any\npool_mode = transaction\ndefault_pool_size = 1\nunix_socket_dir =\nlogfile = {home}/log\n"
-    )
-    running = subprocess.Popen(as_nobody(program, str(home / "ini")), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    url = f"postgresql://postgres@127.0.0.1:{port}/{postgresql_database}"
-
-    def up() -> bool:
-        assert running.poll() is None, (home / "log").read_text()
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", port)) == 0
-
-    try:
-        poll(up)
-        yield url
-    finally:
-        running.kill()
-        running.wait()
+def test_a_standby_is_refused_and_the_primary_beside_it_taken(
+    own_postgresql: Postgres, standby: int, opened: Callable[[str], PostgreSQL]
+) -> None:
+    with pytest.raises(BackendError, match="standby"):
+        opened(f"postgresql://postgres@127.0.0.1:{standby}/postgres").try_acquire(grant("j"), soon())
+    both = f"postgresql://postgres@127.0.0.1:{standby},127.0.0.1:{own_postgresql.port}/postgres"
+    held(opened(both), "j")
+    assert isinstance(opened(own_postgresql.url()).try_acquire(grant("j"), soon()), Busy)
 
 
 def test_behind_a_pooler_the_row_alone_is_the_lease(

@@ -29,7 +29,7 @@ def redis_key(sh, name):
 
 @pytest.mark.parametrize("step", ["+3600", "-3600"])
 def test_o11_a_step_of_the_clock_changes_no_wait(sh, step):
-    """--wait 4 are four seconds, whatever NTP does to the wall clock meanwhile."""
+    """--wait 2 are two seconds, whatever NTP does to the wall clock meanwhile."""
     library, shim = hosts._libfaketime(), hosts._sleep_shim(sh.home)
     if not library or not shim:
         pytest.skip("needs faketime and a C compiler")
@@ -38,10 +38,10 @@ def test_o11_a_step_of_the_clock_changes_no_wait(sh, step):
         f"""
         cronlock b7 -- sh -c 'touch $T/in; exec sleep 30' & w=$!
         await test -e $T/in
-        (sleep 1; echo '{step}' >$CLOCK) &
+        (sleep .7; echo '{step}' >$CLOCK) &
         export LD_PRELOAD="{shim} {library}" FAKETIME_TIMESTAMP_FILE=$CLOCK FAKETIME_NO_CACHE=1 FAKETIME_DONT_FAKE_MONOTONIC=1
         before=$(date +%s)
-        env -u CLOCK cronlock --wait 4 b7 -- true; echo rc=$?
+        env -u CLOCK cronlock --wait 2 b7 -- true; echo rc=$?
         echo seen=$(($(date +%s) - before))
         unset LD_PRELOAD
         kill $w; wait
@@ -49,7 +49,7 @@ def test_o11_a_step_of_the_clock_changes_no_wait(sh, step):
         CLOCK=str(sh.home / "clock"),
     )
     assert done["rc"] == "75"
-    assert 3 <= int(done["seen"]) - int(step) <= 5 + SLACK
+    assert 1 <= int(done["seen"]) - int(step) <= 3 + SLACK
 
 
 @only("redis")
@@ -57,7 +57,7 @@ def test_o13_a_job_longer_than_the_ttl(sh):
     """The lease is renewed at a third of its ttl: nobody else gets in, and the key is never near its end."""
     done = sh.run(
         """
-        cronlock --ttl 3 c2 -- sh -c 'echo r >>$T/hits; sleep 7; touch $T/over' & w=$!
+        cronlock --ttl 3 c2 -- sh -c 'echo r >>$T/hits; sleep 5; touch $T/over' & w=$!
         await test -e $T/hits
         until [ -e $T/over ]; do
             echo ttl $(redis-cli PTTL $KEY)
@@ -69,7 +69,7 @@ def test_o13_a_job_longer_than_the_ttl(sh):
     )
     tries = [line for line in done.out.splitlines() if line.startswith("try ") and "over" not in line]
     ttls = [int(line.split()[1]) for line in done.out.splitlines() if line.startswith("ttl ")]
-    assert len(tries) > 5
+    assert len(tries) > 2
     assert set(tries) == {"try 75"}
     assert min(ttls[:-1]) >= 1000
     assert (done["rc"], done["hits"]) == ("0", "1")
@@ -113,7 +113,7 @@ def test_o42_an_error_reply_is_not_a_lock(sh, fixed_reply_server):
     for reply in REPLIES:
         for login in ("", ":S3cr3tXY@"):
             assert done[reply + login] in ERR, reply
-            assert done.took(reply + login) < 5 + SLACK
+            assert done.took(reply + login) < 10 + SLACK
     assert "ran" not in done.out.split()
     assert "S3cr3tXY" not in done.err.replace("is on the command line", "")
 
@@ -137,7 +137,7 @@ def test_o45_a_user_limited_to_a_prefix(sh, redis_server, rights):
     redis_server.cli("ACL", "LOG", "RESET")
     try:
         done = sh.run(
-            "timed rc cronlock --ttl 2 h4 -- sleep 4; cronlock h4 -- true; echo next=$?",
+            "timed rc cronlock --ttl 1.5 h4 -- sleep 2.5; cronlock h4 -- true; echo next=$?",
             CRONLOCK_BACKEND=redis_server.url(user, "pw", prefix=f"{user}:"),
         )
         log = redis_server.cli("ACL", "LOG")

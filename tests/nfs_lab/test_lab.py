@@ -41,13 +41,14 @@ def lab() -> Iterator[Lab]:
 
 
 def cronlock(version: str, *words: str, timeout: str = "5s") -> str:
-    return f"{CRONLOCK} -b 'nfs:///mnt/{version}?timeout={timeout}' {' '.join(words)}"
+    return f"{CRONLOCK} -t 8s -b 'nfs:///mnt/{version}?timeout={timeout}' {' '.join(words)}"
 
 
 def start(guest: uml.Guest, command: str) -> None:
     """In the background; `ended` tells how it ended."""
     guest.run(f"rm -f /run/times /run/status; {{ {command} >/run/output 2>&1; echo $? >/run/status; }} >/dev/null 2>&1 &")
-    wait(guest, "[ -s /run/times ]")
+    wait(guest, "[ -s /run/times ] || [ -s /run/status ]")
+    assert guest.run("[ -s /run/times ]")[0] == 0, guest.run("cat /run/output")[1]
 
 
 def ended(guest: uml.Guest) -> tuple[int, str]:
@@ -68,7 +69,7 @@ def wait(guest: uml.Guest, condition: str, seconds: float = 60) -> None:
 def free(guest: uml.Guest, version: str, name: str) -> None:
     """A v4 server that was away drops its clients' locks as it comes back, perhaps one just granted as well: 76."""
     end = time.monotonic() + 60
-    while (answer := guest.run(cronlock(version, "-t 8s -w 30s", name, "true"))) != (0, ""):
+    while (answer := guest.run(cronlock(version, "-w 30s", name, "true"))) != (0, ""):
         assert time.monotonic() < end, answer
         print(f"{version}: not yet free: {answer}")
         time.sleep(0.5)
@@ -80,12 +81,12 @@ def test_one_at_a_time(lab: Lab, version: str) -> None:
     assert lab.b.run(cronlock(version, "one", "true")) == (75, "")
     status, said = lab.b.run(cronlock(version, "-v", "one", "true"))
     assert status == 75 and " a " in said.replace(",", " ").replace(":", " ")  # the holder's host
-    status, said = lab.b.run(cronlock(version, "-t 8s -w 30s", "one", JOB, "/run/times", "1"))
+    status, said = lab.b.run(cronlock(version, "-w 30s", "one", JOB, "/run/times", "1"))
     assert (status, said) == (0, "")
     assert ended(lab.a) == (0, "")
     gap = times(lab.b)[0] - times(lab.a)[1]
     print(f"{version}: the waiter's command started {gap:.2f} s after the holder's had ended")
-    assert 0 < gap < 3
+    assert 0 < gap < 10
 
 
 def test_locks_that_stay_on_the_client_are_refused(lab: Lab) -> None:
@@ -114,7 +115,7 @@ def test_a_server_that_is_away_costs_the_timeout(lab: Lab, version: str) -> None
 
 @pytest.mark.parametrize("version", ["v3", "v4"])
 def test_a_server_that_goes_away_ends_the_command_and_cronlock(lab: Lab, version: str) -> None:
-    start(lab.a, cronlock(version, "-t 8s --kill-after 1s", "gone", JOB, "/run/times", "600"))
+    start(lab.a, cronlock(version, "--kill-after 1s", "gone", JOB, "/run/times", "600"))
     lab.server.freeze()
     try:
         began = time.monotonic()
@@ -137,7 +138,7 @@ def test_v4_a_holder_that_is_cut_off_stops_before_another_starts(lab: Lab) -> No
     lab.network.cut(lab.a)
     try:
         began = float(lab.b.run("date +%s.%N")[1])
-        status, said = lab.b.run(cronlock("v4", "-t 8s -w 60s", "cut", JOB, "/run/times", "1", timeout="40s"))
+        status, said = lab.b.run(cronlock("v4", "-w 60s", "cut", JOB, "/run/times", "1", timeout="40s"))
         assert (status, said) == (0, "")
         status, said = ended(lab.a)
     finally:
@@ -154,7 +155,7 @@ def test_v4_what_was_cut_off_learns_that_its_lock_is_gone(lab: Lab) -> None:
     start(lab.a, cronlock("v4", "-t 60s --kill-after 1s --on-lost continue", "told", JOB, "/run/times", "250"))
     lab.network.cut(lab.a)
     try:
-        assert lab.b.run(cronlock("v4", "-t 8s -w 60s", "told", "true", timeout="40s")) == (0, "")
+        assert lab.b.run(cronlock("v4", "-w 60s", "told", "true", timeout="40s")) == (0, "")
     finally:
         lab.network.heal(lab.a)
     status, said = ended(lab.a)

@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from cronlock.model import Busy, Done, Grant, Run, Status
+    from cronlock.model import Busy, Done, Finding, Grant, Run, Status
     from cronlock.protocol import Backend, Lease
 
 
@@ -26,7 +26,7 @@ class ByName:
     """A plain name lies in the directory, an absolute path where it says: each may be on either side."""
 
     def __init__(self, plain: flock.FlockBackend, table: Sequence[mounts.Mount], *, allow_local: bool) -> None:
-        self.where, self.timeout = plain.where, plain.timeout
+        self.where, self.timeout, self.warnings = plain.where, plain.timeout, plain.warnings
         self._plain, self._table, self._allow_local = plain, table, allow_local
         self._far: Backend | None = None
 
@@ -47,6 +47,12 @@ class ByName:
 
     def history(self, name: str, until: float) -> Sequence[Run]:
         return self._of(name).history(name, until)
+
+    def seize(self, name: str, lost: Run, by: Run, until: float) -> None:
+        self._of(name).seize(name, lost, by, until)
+
+    def check(self, until: float) -> Iterable[Finding]:
+        return self._of("").check(until)  # type: ignore[attr-defined, no-any-return] # both have it
 
     def key(self, name: str) -> str:
         return self._plain.key(name)

@@ -23,13 +23,15 @@ from filelock import lock_descriptor, unlock_descriptor
 
 from cronlock import clock, state
 from cronlock.errors import BackendError, ConfigError, LeaseLost, PermissionDenied, UsageError
+from cronlock.local import default_directory
 from cronlock.model import Busy, Done, Grant, Run, Status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-SYSTEM_DIRECTORY = "/var/lib/cronlock"
+    from cronlock.model import Finding
+
 STATE_LIMIT = 1 << 20  # bytes of a state that we are willing to read
 HISTORY_SLACK = 2 * state.KEEP  # lines after which NAME.runs is rewritten to its last KEEP
 OPTIONS = ("prefix", "allow_local")
@@ -68,18 +70,6 @@ def _unquoted(text: str) -> str:
     from urllib.parse import unquote
 
     return unquote(text)
-
-
-def default_directory() -> str:
-    """/var/lib/cronlock for root, ~/.local/state/cronlock for all others; cron may set no HOME."""
-    if os.geteuid() == 0:
-        return SYSTEM_DIRECTORY
-    home = os.environ.get("HOME")
-    if not home:
-        import pwd
-
-        home = pwd.getpwuid(os.geteuid()).pw_dir
-    return os.path.join(home, ".local/state/cronlock")
 
 
 class FlockBackend:
@@ -171,6 +161,27 @@ class FlockBackend:
     def history(self, name: str, until: float) -> Sequence[Run]:
         return [run for line in _lines(self._place(name).runs_path) if (run := _run_or_none(line))][-state.KEEP :]
 
+    def seize(self, name: str, lost: Run, by: Run, until: float) -> None:
+        """Only on record, where the holder finds it within a second: the kernel's lock is nobody's but its own to give."""
+        place = self._place(name)
+        known = _read_state(place)
+        if known.run is None or known.run.token != lost.token or known.run.outcome:
+            raise LeaseLost(f"{place.path}: the last grant is no longer that of pid {lost.pid} on {lost.host}")
+        try:
+            fd = os.open(place.state_path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise lock_error(error, place.state_path) from None
+        try:
+            _write_state(place, fd, state.seized(known, lost, by, clock.wall()), durable=self.durable)
+        finally:
+            os.close(fd)
+        _append_runs(place.runs_path, [lost])
+
+    def check(self, until: float) -> Iterable[Finding]:
+        from cronlock.backends import files_check
+
+        return files_check.directory(self.directory)
+
     def key(self, name: str) -> str:
         return "flock -n " + _quoted(self._place(name).path) + " COMMAND"
 
@@ -231,6 +242,8 @@ class FlockLease:
         self.run = granted.run
         self.previous = previous
         self._backend, self._place, self._fd, self._state = backend, place, fd, granted
+        self._written = 0  # when the state was, as we last read it
+        self._seized = ""  # by whom
 
     @property
     def fds(self) -> Sequence[int]:
@@ -242,8 +255,23 @@ class FlockLease:
             raise LeaseLost(f"{self._place.path}: the lock was given back")
         if not _same_file(self._place.path, self._fd):
             raise LeaseLost(f"{self._place.path} was removed or replaced: others now lock another file")
+        self.must_be_last()
+
+    def must_be_last(self) -> None:
+        """LeaseLost if an operator took it away (seize), which is looked up only where somebody has written."""
+        try:
+            written = os.stat(self._place.state_path).st_mtime_ns
+        except OSError:
+            return  # no record, nothing to say
+        if written != self._written:
+            last, self._written = _read_state(self._place).run, written
+            if last and last.token != self.run.token and last.outcome == "released":
+                self._seized = f"{self._place.path}: taken away by {last.user} on {last.host} (cronlockctl release)"
+        if self._seized:
+            raise LeaseLost(self._seized)
 
     def regain(self, until: float) -> None:
+        self.must_be_last()
         raise LeaseLost(f"{self._place.path} is not the file that was locked")
 
     def release(self, run: Run, until: float) -> None:
@@ -274,7 +302,8 @@ class FlockLease:
 
 def make_directory(path: str, *, parents: bool) -> None:
     try:
-        os.makedirs(path, 0o755) if parents else os.mkdir(path, 0o755)
+        # flock(2) needs no more than read access: in a directory of our own nobody else may take root's locks and silence its jobs
+        os.makedirs(path, 0o700) if parents else os.mkdir(path, 0o755)
     except FileExistsError:
         if not os.path.isdir(path):
             raise ConfigError(f"{path} is not a directory") from None
@@ -352,7 +381,7 @@ def lock_error(error: OSError, path: str) -> BackendError | ConfigError | Permis
     code = error.errno
     if code in (errno.EACCES, errno.EPERM):
         who = f"{_owner(path)}permission denied for uid {os.geteuid()}"
-        return PermissionDenied(f"{path}: {who}: use a directory that all users of this job may write")
+        return PermissionDenied(f"{path}: {who}: for a job of several users give an absolute path as NAME, which is locked and never written")
     if code == errno.ELOOP:
         return ConfigError(f"{path} is a symbolic link, which is not followed: give its target")
     if code in (errno.ENOENT, errno.ENOTDIR):

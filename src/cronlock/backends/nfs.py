@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any
 
+    from cronlock.model import Finding
+
 TIMEOUT = 10.0
 SLICE = 5.0  # seconds after which a waiter's helper must show that it is still there
 
@@ -51,7 +53,9 @@ def connect(url: str) -> NfsBackend:
 
 def beside(plain: flock.FlockBackend, *, allow_local: bool) -> NfsBackend:
     """The same directory and names as a `flock:` backend that turned out to be on a network mount."""
-    return NfsBackend(Local(plain.directory, plain.prefix, made_by_us=plain.made_by_us), plain.where, allow_local=allow_local)
+    local = Local(plain.directory, plain.prefix, made_by_us=plain.made_by_us)
+    local.warnings = plain.warnings  # whoever is asked, they come out at one place
+    return NfsBackend(local, plain.where, allow_local=allow_local)
 
 
 class NfsBackend:
@@ -62,15 +66,16 @@ class NfsBackend:
         self.directory = local.directory
         local.allow_local = self._allow_local = allow_local
         self._local = local
+        self.warnings = local.warnings
         self._line: Line | None = None
         self._leases: dict[str, NfsLease] = {}
 
     def try_acquire(self, grant: Grant, until: float) -> NfsLease | Busy | Done:
-        path = self._path(grant.name)
+        asked, path = clock.now(), self._path(grant.name)
         mount = mounts.at(path, mounts.table())
         if mount and mount.local_locks and not self._allow_local:
             raise ConfigError(refusal(mount))
-        answer, envelope = self._ask(grant.name, until, "try_acquire", grant, until)
+        answer, envelope = self._ask(grant.name, until, "try_acquire", grant, until, asked=asked)
         if isinstance(answer, (Busy, Done)):
             return answer
         run, previous, mount = answer
@@ -104,6 +109,16 @@ class NfsBackend:
         runs: list[Run] = self._ask(name, until, "history", name)[0]
         return runs
 
+    def seize(self, name: str, lost: Run, by: Run, until: float) -> None:
+        self._ask(name, until, "seize", name, lost, by)
+
+    def check(self, until: float) -> Iterable[Finding]:
+        from cronlock.backends import files_check
+
+        yield from files_check.mount(mounts.on_network(self.directory))
+        found: list[Finding] = self._ask("", until, "check")[0]
+        yield from found
+
     def key(self, name: str) -> str:
         return self._local.key(name)
 
@@ -124,10 +139,10 @@ class NfsBackend:
     def _path(self, name: str) -> str:
         return name if name.startswith("/") else self.directory
 
-    def _ask(self, name: str, until: float, what: str, *details: object) -> tuple[Any, int]:
+    def _ask(self, name: str, until: float, what: str, *details: object, asked: float = 0.0) -> tuple[Any, int]:
+        asked = asked or clock.now()
         if self._line is None or (self._line.dead and not self._leases):
-            self._line = Line(self._local)
-        asked = clock.now()
+            self._line = Line(self._local, self.warnings)
         try:
             return self._line.ask(until, what, *details)
         except Silent:

@@ -1,7 +1,7 @@
 """The helper of `nfs:`: the process that touches the mount, and the line over which it is asked.
 
 question    [number, what, details…]                  one line of JSON each way
-answer      [number, value or error, whether an envelope is attached]
+answer      [number, value or error, whether an envelope is attached, warnings]
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from cronlock import state
+    from cronlock.model import Finding
 
 POLL = 0.2  # seconds between a waiter's tries: the kernel polls an NFS server, too, when flock(2) blocks
 LOST = (errno.EIO, errno.ESTALE, errno.EBADF)  # what the locked descriptor says when the server has given its lock away
@@ -39,7 +40,8 @@ class Silent(BackendError):
 class Line:
     """cronlock's end."""
 
-    def __init__(self, local: Local) -> None:
+    def __init__(self, local: Local, warnings: list[str]) -> None:
+        self._warnings = warnings
         self._sock, its = socket.socketpair()
         self._sock.setblocking(False)
         self._number = self._answered = 0
@@ -95,7 +97,8 @@ class Line:
                 self.dead = True
                 raise Silent
         line, _, self._text = self._text.partition(b"\n")
-        self._answered, answer, attached = _unpack(line)
+        self._answered, answer, attached, warnings = _unpack(line)
+        self._warnings += warnings
         return answer, self._envelopes.pop(0) if attached else -1
 
     def close(self) -> None:
@@ -142,7 +145,8 @@ def _serve(sock: socket.socket, local: Local) -> None:
                 answer = (answer.run, answer.previous, answer.mount)
         except Exception as error:
             answer = error
-        reply = _pack([number, answer, envelope is not None])
+        reply = _pack([number, answer, envelope is not None, local.warnings])
+        local.warnings.clear()
         sent = socket.send_fds(sock, [reply], [] if envelope is None else [envelope])
         sock.sendall(reply[sent:])
         if envelope is not None:
@@ -210,6 +214,12 @@ class Local(flock.FlockBackend):
 
     def do_history(self, name: str) -> Sequence[Run]:
         return self.history(name, 0.0)
+
+    def do_check(self) -> list[Finding]:
+        return list(self.check(0.0))
+
+    def do_seize(self, name: str, lost: Run, by: Run) -> None:
+        self.seize(name, lost, by, 0.0)
 
     def do_renew(self, token: str) -> None:
         self._lease(token).renew(0.0)
@@ -293,6 +303,7 @@ class NetLease(flock.FlockLease):
             if error.errno in LOST:  # and the server is there: it has just let us open the file
                 raise LeaseLost(f"{path}: the server has dropped the lock ({error.strerror}), so this machine was cut off") from None
             raise flock.lock_error(error, path) from None
+        self.must_be_last()
 
 
 def _mount_of(path: str) -> mounts.Mount | None:
@@ -344,5 +355,5 @@ def _value(plain: dict[str, Any]) -> object:
         return RuntimeError(plain["text"])
     if kind == "Mount":
         return mounts.Mount(**{**plain, "options": tuple(plain["options"]), "device": tuple(plain["device"])})
-    maker = getattr(model, kind, None) or getattr(errors, kind)
-    return maker(plain["text"]) if "text" in plain else maker(**plain)
+    error = getattr(errors, kind, None)
+    return error(plain["text"]) if error else getattr(model, kind)(**plain)

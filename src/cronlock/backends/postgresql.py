@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from cronlock.backends.postgresql_session import Params, Row, Target
+    from cronlock.model import Finding
 
 TIMEOUT = 10.0  # seconds for everything one call does, unless ?connect_timeout= says otherwise
 POLL = 0.2  # seconds between looks at a lock whose release wakes nobody
@@ -314,6 +315,20 @@ class PostgreSQL:
             return []
         return [run for row in rows if (run := _run(row[0]))]
 
+    def seize(self, name: str, lost: Run, by: Run, until: float) -> None:
+        params = (self.row_name(name), lost.token, _json(lost), by.token, _json(by))
+        try:
+            rows = self._read(sql.SEIZE, params, name, until)
+        except NoTable:
+            rows = [["0"]]
+        if rows[0][0] == "0":
+            raise LeaseLost(f"{self.where}: the lock {name!r} is no longer held by pid {lost.pid} on {lost.host}")
+
+    def check(self, until: float) -> Iterable[Finding]:
+        from cronlock.backends import postgresql_check
+
+        return postgresql_check.findings(self, until)
+
     def key(self, name: str) -> str:
         if self._lock_key:
             return f"select pg_try_advisory_lock({self._lock_key})"
@@ -422,6 +437,8 @@ class PostgreSQL:
     def _read(self, statement: str, params: Sequence[object], name: str, until: float) -> Sequence[Row]:
         try:
             self._spare, rows = self.ask(self._take_spare(name), statement, lambda _: params, name, until)
+            if self.leases:  # while a command runs, its own connection is enough
+                self._spare.close()
         except NoTable as error:
             self._spare = error.session
             raise

@@ -106,20 +106,45 @@ REGAIN = "".join(
 select l.got, exists(select from u) from l""",
     )
 )
-# $2 token, $3 run, $4 unlock. The unlock comes after the update: a waiter it wakes meets the row's lock until the commit.
-RELEASE = """
-with u as (update {table} c set expires = clock_timestamp(), run = $3::jsonb,
-        claims = coalesce((select jsonb_agg(case when e->>'token' = $2 then $3::jsonb else e end order by i)
-            from jsonb_array_elements(c.claims) with ordinality as a (e, i)), '[]')
-    where name = $1 and token = $2 and not run ? 'outcome' returning c.before),
+# The last grant's end, into the claims and the history, as parts of the statements below
+_CLAIMS = """coalesce((select jsonb_agg(case when e->>'token' = $2 then $3::jsonb else e end order by i)
+            from jsonb_array_elements(c.claims) with ordinality as a (e, i)), '[]')"""
+_RECORD = """
 h as (insert into {runs} (name, run) select $1, e from (
         select e || '{{"outcome": "vanished"}}' as e, i
         from u, jsonb_array_elements(u.before) with ordinality as a (e, i) where not e ? 'outcome'
         union all select $3::jsonb, 1000 from u) x order by i),
 d as (delete from {runs} where name = $1 and exists(select from u)
-    and seq <= (select seq from {runs} where name = $1 order by seq desc offset 99 limit 1))
+    and seq <= (select seq from {runs} where name = $1 order by seq desc offset 99 limit 1))"""
+# $2 token, $3 run, $4 unlock. The unlock comes after the update: a waiter it wakes meets the row's lock until the commit.
+RELEASE = "".join(
+    (
+        """
+with u as (update {table} c set expires = clock_timestamp(), run = $3::jsonb,
+        claims = """,
+        _CLAIMS,
+        """
+    where name = $1 and token = $2 and not run ? 'outcome' returning c.before),""",
+        _RECORD,
+        """
 select x.n, (select token = $2 and run ? 'outcome' from {table} where name = $1), case when $4::bool then pg_advisory_unlock({key}) end
-from (select count(*) as n from u) x"""
+from (select count(*) as n from u) x""",
+    )
+)
+# $2 the holder's token, $3 its run, ended; $4 and $5 the operator's. It expires when the holder's lease would have.
+SEIZE = "".join(
+    (
+        """
+with u as (update {table} c set token = $4, held = null, fence = fence + 1,
+        run = $5::jsonb || jsonb_build_object('fence', (fence + 1)::text), claims = """,
+        _CLAIMS,
+        """
+    where name = $1 and token = $2 and not run ? 'outcome' and expires > clock_timestamp() returning c.before),""",
+        _RECORD,
+        """
+select count(*) from u""",
+    )
+)
 ABANDON = """
 with u as (update {table} c set expires = clock_timestamp(), held = null, run = c.before->-1, before = c.before - -1,
         claims = coalesce((select jsonb_agg(e order by i)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cronlock.backends.redis_link import Link
+    from cronlock.model import Finding
     from cronlock.protocol import Lease
 
 KEEP_MS = 90 * 86_400_000  # a state or history untouched for so long is nobody's; longer than any --once-per
@@ -127,7 +128,7 @@ class Redis:
                 # a lock for ever: no holder of ours makes one, and waiting for it would keep the job off in silence
                 raise ConfigError(f"{self.where}: key {_shown(lock)} has no expiry{_said(holder)}: if nobody works under it, DEL it")
         run = _holder(holder, old)
-        return Busy(run, held=bool(run and run.outcome), ttl_left=ttl)
+        return Busy(run, held=bool(run and run.outcome not in ("", "released")), ttl_left=ttl)
 
     def abandon(self, grant: Grant, until: float) -> None:
         lock, state, *_, channel = self._keys(grant.name)
@@ -185,7 +186,7 @@ class Redis:
             detail = "held by another program" + _said(holder)
         if holder and ttl == -1:
             detail = f"fault: key {_shown(lock)} has no expiry, it would be held for ever" + (f"; {detail}" if detail else "")
-        over = bool(run and run.outcome)  # what is left of its lock is a --min-hold
+        over = bool(run and run.outcome not in ("", "released"))  # what is left of its lock is a --min-hold
         return Status(name, bool(holder) and not over, run, ttl_left, known.held, detail)
 
     def names(self, until: float) -> Iterable[str]:
@@ -209,6 +210,28 @@ class Redis:
             except states.Foreign:
                 continue
         return runs
+
+    def seize(self, name: str, lost: Run, by: Run, until: float) -> None:
+        """Under WATCH, so nothing happens between the look and the change; an operator's user may do more than a job's."""
+        lock, state, runs, *_ = self._keys(name)
+        lost, by = _clean(lost), _clean(by)
+        for _attempt in range(10):
+            _, holder, old, ttl = self._server.plain([("WATCH", lock, state), ("GET", lock), ("GET", state), ("PTTL", lock)], until)
+            if _token(holder) != lost.token.encode():
+                self._server.plain([("UNWATCH",)], until)
+                raise LeaseLost(f"{self.where}: key {_shown(lock)} no longer holds the grant of pid {lost.pid} on {lost.host}")
+            after = states.seized(_state(old)[0], lost, by, clock.wall())
+            kept = [("SET", state, states.encode(after), "PX", KEEP_MS), ("RPUSH", runs, states.encode_run(lost))]
+            kept += [("LTRIM", runs, -states.KEEP, -1), ("PEXPIRE", runs, KEEP_MS)]
+            change = [("SET", lock, _value(after.run or by), "PX", max(1, ttl)), *kept]
+            if self._server.plain([("MULTI",), *change, ("EXEC",)], until)[-1] is not None:
+                return
+        raise BackendError(f"{self.where}: key {_shown(lock)} changes again and again")
+
+    def check(self, until: float) -> Iterable[Finding]:
+        from cronlock.backends import redis_check
+
+        return redis_check.findings(self._server, self._target.prefix, until)
 
     def key(self, name: str) -> str:
         """The same lock by hand: prints OK if it was free. Give a value of your own, and DEL only while GET shows it."""

@@ -1,50 +1,63 @@
-"""`cronlockctl`: for people and dashboards. A verb is a function of values to an exit status; none of them disturbs a lock."""
+"""`cronlockctl`: for people and dashboards. A verb is a function of values to text; only `release` disturbs a lock."""
 
 from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 import click
 
 from cronlock import __version__, clock, errors, exits, observers
-from cronlock.ctl import history, key, status
+from cronlock.ctl import check, history, key, metrics, release, status
+from cronlock.durations import parse
 from cronlock.options import OPTIONS, convert
 from cronlock.registry import open_backend
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import NoReturn
 
     from cronlock.protocol import Backend
 
 BACKEND = next(option for option in OPTIONS if option.name == "backend")
+UNKNOWN = 3  # of a monitoring plugin that could not find out
 
 
 def main() -> NoReturn:
     """The console script."""
+    code = start(sys.argv[1:])
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+    os._exit(code)  # as cronlock does: 100 ms with psycopg loaded
+
+
+def start(argv: list[str]) -> int:
     try:
-        code = commands.main(sys.argv[1:], "cronlockctl", standalone_mode=False)
+        return commands.main(argv, "cronlockctl", standalone_mode=False) or 0
     except click.exceptions.Exit as left:
-        code = left.exit_code
+        return left.exit_code
     except click.Abort:
-        code = exits.SIGNAL + 2
+        return exits.SIGNAL + 2
     except click.ClickException as error:
         observers.say(error.format_message(), "cronlockctl")
-        code = exits.USAGE
+        return exits.USAGE
     except errors.CronlockError as error:
         observers.say(str(error), "cronlockctl")
-        code = exits.status(error)
+        return exits.status(error)
     except BrokenPipeError:
         os.dup2(os.open("/dev/null", os.O_WRONLY), 1)
-        code = 0
-    sys.exit(code)
+        return 0
+    except Exception as error:  # a defect of ours
+        observers.say(f"internal error, please report it: {type(error).__name__}: {error}", "cronlockctl")
+        return exits.INTERNAL
 
 
 @click.group(
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
-    help="See who holds which lock, since when, and how the last runs ended. Disturbs nothing.",
+    help="See who holds which lock, since when, and how the last runs ended. Disturbs nothing, release aside.",
 )
 @click.option("-b", "--backend", "url", metavar="URL", help="where the locks live, as for cronlock  [flock:]")
 @click.version_option(__version__, "-V", "--version", prog_name="cronlockctl", message="%(prog)s %(version)s")
@@ -60,22 +73,77 @@ def commands(context: click.Context, url: str | None) -> int | None:
     return None
 
 
-@commands.command("status", help="One line a lock: held or free, by whom, since when, how the last run ended.")
+def duration(_context: click.Context, _parameter: click.Parameter, text: str | None) -> float | None:
+    try:
+        return parse(text) if text else None
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@commands.command("status", help="What is held: by whom, for how long, whether that is usual. With NAME all about it.")
 @click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="for programs; docs/cronlockctl.md has the schema")
+@click.option("--max-age", metavar="DURATION", callback=duration, help="monitoring plugin: 0 if it succeeded so recently, 1 warning, 2 not")
 @click.pass_obj
-def _status(backend: Backend, name: str | None) -> int:
-    until = clock.now() + backend.timeout
-    names = [name] if name else sorted(backend.names(until))
-    click.echo(status.table([backend.status(one, until) for one in names], clock.wall()))
-    return 0
+def _status(backend: Backend, name: str | None, as_json: bool, max_age: float | None) -> int:
+    try:
+        names = [name] if name else sorted(backend.names(clock.now() + backend.timeout))
+        found = [status.look(backend, one) for one in names]
+    except (errors.BackendError, errors.PermissionDenied, errors.ConfigError) as error:
+        if max_age is None:
+            raise
+        click.echo(f"UNKNOWN: {error}")
+        return UNKNOWN
+    code, lines = status.verdict(found, max_age) if max_age is not None else (0, [])
+    if as_json:
+        _json(status.as_json(backend, found))
+    elif lines:
+        click.echo("\n".join(lines))
+    else:
+        click.echo(status.page(found[0]) if name else status.table(found))
+    if max_age is None and name and found[0].state == "free":
+        return status.FREE
+    return code
 
 
-@commands.command("history", help="The last runs of a lock, oldest first.")
+@commands.command("history", help="The last runs of a lock, oldest first, and how long each took.")
 @click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="for programs; docs/cronlockctl.md has the schema")
 @click.pass_obj
-def _history(backend: Backend, name: str) -> int:
-    click.echo(history.table(backend.history(name, clock.now() + backend.timeout)))
+def _history(backend: Backend, name: str, as_json: bool) -> int:
+    runs = backend.history(name, clock.now() + backend.timeout)
+    if as_json:
+        _json(history.as_json(backend, name, runs))
+    else:
+        click.echo(history.table(runs))
     return 0
+
+
+@commands.command("release", help="Take a lock away from its holder, whose command is stopped and ends as lost.")
+@click.argument("name")
+@click.option("-y", "--yes", is_flag=True, help="do not ask")
+@click.pass_obj
+def _release(backend: Backend, name: str, yes: bool) -> int:
+    run, text = release.holder(backend, name)
+    click.echo(text)
+    if run is None:
+        return 1
+    if not yes and not click.confirm("Take it away? Its command will be stopped."):
+        return 1
+    click.echo(release.release(backend, name, run))
+    return 0
+
+
+@commands.command("check", help="What would go wrong in production, a line each: 0 nothing, 1 warnings, 2 trouble.")
+@click.option("--json", "as_json", is_flag=True, help="for programs; docs/cronlockctl.md has the schema")
+@click.pass_obj
+def _check(backend: Backend, as_json: bool) -> int:
+    found = list(check.findings(backend, sys.argv[1:], os.environ))
+    if as_json:
+        _json(check.as_json(backend, found))
+    else:
+        click.echo(check.table(backend, found))
+    return check.status(found)
 
 
 @commands.command("key", help="What to type in SQL, redis-cli or flock(1) for the same lock.")
@@ -84,3 +152,17 @@ def _history(backend: Backend, name: str) -> int:
 def _key(backend: Backend, name: str) -> int:
     click.echo(key.text(backend, name))
     return 0
+
+
+@commands.command("metrics", help="All locks as Prometheus reads them; docs/monitoring.md has alert rules.")
+@click.pass_obj
+def _metrics(backend: Backend) -> int:
+    names = sorted(backend.names(clock.now() + backend.timeout))
+    click.echo(metrics.text([status.look(backend, name) for name in names]))
+    return 0
+
+
+def _json(value: Mapping[str, object]) -> None:
+    import json
+
+    click.echo(json.dumps(value, indent=2))

@@ -1,0 +1,47 @@
+"""What this host keeps for itself: the directory of its own locks and states, and marks of what was said already."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from cronlock import clock
+
+SYSTEM_DIRECTORY = "/var/lib/cronlock"
+
+
+def default_directory() -> str:
+    """/var/lib/cronlock for root, ~/.local/state/cronlock for all others; cron may set no HOME."""
+    if os.geteuid() == 0:
+        return SYSTEM_DIRECTORY
+    home = os.environ.get("HOME")
+    if not home:
+        import pwd
+
+        home = pwd.getpwuid(os.geteuid()).pw_dir
+    return os.path.join(home, ".local/state/cronlock")
+
+
+def lately(what: str, seconds: float) -> bool:
+    """Whether `what` was marked on this host no longer ago than that."""
+    with suppress(OSError):
+        return abs(clock.wall() - os.stat(_mark(what)).st_mtime) < seconds
+    return False
+
+
+def mark(what: str) -> bool:
+    """False: it can't be kept, so it had better not be said, or it would be said each time."""
+    path = _mark(what)
+    try:
+        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        os.utime(path)
+    except OSError:
+        return False
+    return True
+
+
+def _mark(what: str) -> str:
+    from hashlib import sha256
+
+    return os.path.join(default_directory(), "said-" + sha256(os.fsencode(what)).hexdigest()[:16])

@@ -1,0 +1,204 @@
+"""status, history, metrics, key: on every backend, while the holder is frozen, and without disturbing it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import time
+
+import pytest
+
+from cronlock.ctl import history, metrics, status
+from cronlock.ctl.status import Facts
+from cronlock.model import Run, Status
+from cronlock.usual import Usual, doubles, usual
+from fixtures_store import until
+from pages import ROOT
+
+HERE = os.uname().nodename
+
+
+def run(**kw):
+    return Run(**{"run_id": "r", "token": "t", "host": "web1", "pid": 1, "user": "u", "command": "c", "start": 1000.0, **kw})
+
+
+def test_everything_can_be_seen_while_the_holder_is_frozen(ctl, past, holder, store, tmp_path):
+    for i in range(5):
+        past("job", took=60, ago=600 - 70 * i)
+    process = holder("job")
+    os.kill(process.pid, signal.SIGSTOP)
+    page = ctl("status", "job", backend=store)
+    table = ctl("status", backend=store)
+    runs = ctl("history", "job", backend=store)
+    numbers = ctl("metrics", backend=store)
+    key = ctl("key", "job", backend=store)
+    checked = ctl("check", backend=store)
+    os.kill(process.pid, signal.SIGCONT)
+    (tmp_path / "go").touch()
+    assert process.end() == (0, "", "")  # nobody took or disturbed it
+    assert ctl("history", "job", "--json", backend=store).out.count('"outcome": "ok"') == 6
+
+    assert (page.status, table.status, runs.status, numbers.status, key.status) == (0, 0, 0, 0, 0)
+    assert page.out.startswith("job: held\n")
+    assert f"  holder    {HERE}, pid {process.pid}, user " in page.out and ", command sh\n" in page.out
+    assert "  usual     median 1m, p95 1m of 5 runs\n" in page.out
+    assert ("ttl left" in page.out) == (not store.startswith("flock"))
+    assert re.search(rf"^job +held +{HERE}:{process.pid} .* 1m/1m .* ok$", table.out, re.M)
+    assert runs.out.count("\n") == 6 and "  1m  " in runs.out
+    assert f'cronlock_held{{name="job",host="{HERE}"}} 1.0' in numbers.out
+    assert "reachable" in checked.out and "✗" not in checked.out, checked.out
+
+
+def test_free_and_held_are_told_by_status(ctl, past, holder, store, tmp_path):
+    assert ctl("status", "job", backend=store)[:2] == (3, "job: free\n  last run  none is known\n")
+    process = holder("job")
+    assert ctl("status", "job", backend=store).status == 0
+    (tmp_path / "go").touch()
+    process.end()
+    assert ctl("status", "job", backend=store).status == 3
+
+
+def test_json_has_what_the_page_says(ctl, past, holder, store, tmp_path):
+    past("job")
+    process = holder("job")
+    told = json.loads(ctl("status", "--json", backend=store).out)
+    (tmp_path / "go").touch()
+    process.end()
+    runs = json.loads(ctl("history", "job", "--json", backend=store).out)
+    page = (ROOT / "docs/cronlockctl.md").read_text()
+    (lock,) = told["locks"]
+    for known in (told, lock, lock["holder"], lock["usual"], runs, runs["runs"][0]):
+        for key in known:
+            assert f"`{key}`" in page, key
+    assert (lock["name"], lock["state"], lock["holder"]["pid"], lock["overdue"]) == ("job", "held", process.pid, False)
+    assert lock["last"]["outcome"] == "ok" and abs(lock["last"]["duration"] - 1) < 0.01
+    assert "token" not in json.dumps([told, runs])
+    assert (lock["ttl_left"] is None) == store.startswith("flock")
+
+
+def test_max_age_as_monitoring_plugins_have_it(ctl, past, store):
+    ask = lambda *argv: ctl("status", "job", "--max-age", *argv, backend=store)  # noqa: E731
+    assert ask("1h") [:2] == (2, "CRITICAL: job: no success is known\n")
+    past("job", ago=7200, took=60)
+    assert ask("26h")[:2] == (0, "OK: job: last success 1h59m ago on web1\n")
+    assert ask("1h")[:2] == (2, "CRITICAL: job: last success 1h59m ago on web1, more than 1h\n")
+    past("job", ago=60, outcome="failed", host="web2")
+    assert ask("26h")[:2] == (1, "WARNING: job: last success 1h59m ago on web1; the last run was failed (1) on web2\n")
+    assert ask("tomorrow").status == 64
+
+
+def test_max_age_of_a_store_that_is_away_is_unknown(ctl):
+    answer = ctl("status", "job", "--max-age", "1h", backend="redis://127.0.0.1:1")
+    assert answer.status == 3 and answer.out.startswith("UNKNOWN: redis://127.0.0.1:1")
+
+
+def test_what_is_overdue_stands_out(store, past):
+    for _ in range(5):
+        past("job", took=10)
+    known = usual([run(outcome="ok", end=1010.0)] * 5)
+    going = Status("job", True, run(start=0.0, host="web1"))
+    assert status.facts(going, tuple([run(outcome="ok", end=1010.0)] * 5), 31.0).overdue
+    assert not status.facts(going, tuple([run(outcome="ok", end=1010.0)] * 5), 29.0).overdue
+    assert not status.facts(going, tuple([run(outcome="ok", end=1010.0)] * 4), 1e6).overdue  # too little is known
+    assert known == Usual(10.0, 10.0, 5)
+
+
+def test_usual_is_of_the_runs_that_went_well():
+    fast = [run(outcome="failed", end=1000.1)] * 50
+    slow = [run(outcome="ok", end=1000.0 + n) for n in range(1, 21)]
+    assert usual(fast + slow) == Usual(10.5, 19.0, 20)
+    assert usual(fast).runs == 50
+    assert usual([run(outcome="vanished")]) is None
+
+
+def test_doubles_are_two_hosts_in_one_minute():
+    a, b = run(run_id="a", start=120.0, host="web1"), run(run_id="b", start=179.0, host="web2")
+    c, d = run(run_id="c", start=180.0, host="web2"), run(run_id="d", start=181.0, host="web2")
+    assert doubles([a, b, c, d]) == {"a", "b"}
+    assert doubles([a.but(label="1h/x"), b.but(label="1h/x")]) == set()
+
+
+def test_history_draws_bars_and_names_the_remedy(ctl, past, store):
+    now = time.time()
+    ago = now - now // 60 * 60 + 60  # the last full minute began then
+    past("job", took=8, ago=ago - 1, host="web1")
+    past("job", took=4, ago=ago - 20, host="web2")
+    past("job", took=1, ago=ago + 200, host="web3", outcome="failed")
+    lines = ctl("history", "job", backend=store).out.splitlines()
+    assert lines[0].startswith("STARTED ")
+    assert lines[1].endswith("  web1  4711  ok          8s    x2  ██████████")
+    assert lines[2].endswith("  web2  4711  ok          4s    x2  █████")
+    assert lines[3].endswith("  web3  4711  failed (1)  1s        █▎")
+    assert "--once-per" in "".join(lines[4:])
+    plain = ctl("history", "job", backend=store, env={"PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}).out
+    assert "  ##########\n" in plain
+
+
+def test_eighty_columns_and_no_escapes():
+    long = run(host="a-host-with-a-very-long-name.example.org", pid=4194304, outcome="timed-out", status=124, end=400000.0)
+    one = Facts("x" * 200, "held", 5e6, long.but(outcome="", end=None), 3600.0, None, Usual(5e5, 6e5, 9), True, (long,), "detail " * 30)
+    nasty = one.but(name="red\x1b[31m\n")
+    for text in (status.table([one, nasty]), status.page(one), history.table([long, long.but(run_id="2", host="b", status=None)])):
+        assert max(map(len, text.splitlines())) <= 80, text
+        assert "\x1b" not in text
+
+
+@pytest.mark.parametrize(("env", "painted"), [({"TERM": "xterm"}, True), ({"TERM": "xterm", "NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
+def test_colour_on_a_terminal_unless_told_not_to(env, painted, tmp_path, monkeypatch):
+    end, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setattr("sys.stdout", terminal)
+        for key in ("NO_COLOR", "TERM"):
+            monkeypatch.delenv(key, raising=False)
+        for key, value in env.items():
+            monkeypatch.setenv(key, value)
+        text = history.table([run(outcome="failed", status=1, end=1001.0)])
+    os.close(end)
+    assert ("\x1b[31mfailed (1)" in text) == painted
+
+
+def test_metrics_are_what_prometheus_reads(ctl, past, holder, store, tmp_path):
+    parser = pytest.importorskip("prometheus_client.parser")
+    past('a "b" \\ c', took=2, outcome="failed", host="web2")
+    good = past("job", took=3, host="web1")
+    process = holder("job")
+    text = ctl("metrics", backend=store).out
+    (tmp_path / "go").touch()
+    process.end()
+    families = {family.name: family for family in parser.text_string_to_metric_families(text)}
+    assert families.keys() == metrics.METRICS.keys()
+    values = {(s.name, *s.labels.values()): s.value for family in families.values() for s in family.samples}
+    assert values["cronlock_held", "job", HERE] == 1 and values["cronlock_held", 'a "b" \\ c', ""] == 0
+    assert abs(values["cronlock_last_success_timestamp_seconds", "job", "web1"] - good.end) < 0.001
+    assert abs(values["cronlock_last_duration_seconds", "job", "web1"] - 3) < 0.001
+    assert values["cronlock_history_runs", 'a "b" \\ c', "web2", "failed"] == 1
+    assert abs(values["cronlock_last_start_timestamp_seconds", "job", HERE] - time.time()) < 60
+    assert (("cronlock_ttl_left_seconds", "job", HERE) in values) == (not store.startswith("flock"))
+    for metric in families:
+        assert f"`{metric}`" in (ROOT / "docs/monitoring.md").read_text()
+
+
+def test_an_empty_store(ctl, store):
+    assert ctl("status", backend=store)[:2] == (0, "no lock has been used here yet\n")
+    assert ctl("history", "job", backend=store)[:2] == (0, "no run has been recorded here yet\n")
+    assert ctl("metrics", backend=store).status == 0
+
+
+def test_as_fast_as_a_lock_attempt(ctl, finish, store):
+    """Under twice the time of a bare attempt, each the best of five."""
+    finish("job", "true", backend=store)
+
+    def best(what):
+        times = []
+        for _ in range(5):
+            began = time.monotonic()
+            what()
+            times.append(time.monotonic() - began)
+        return min(times)
+
+    bare = best(lambda: finish("job", "true", backend=store))
+    for verb in (["status"], ["status", "job"], ["history", "job"], ["key", "job"], ["metrics"], ["check"]):
+        assert best(lambda verb=verb: ctl(*verb, backend=store)) < 2 * bare + 0.05, verb
