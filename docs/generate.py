@@ -1,10 +1,15 @@
-"""Writes cli.md from the table of options: python docs/generate.py. tests/test_docs.py fails if it was forgotten."""
+"""Writes cli.md, and the tables of events.md, cronlockctl.md and monitoring.md, from the code: python docs/generate.py.
+tests/test_docs.py fails if it was forgotten."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import click
+
 from cronlock import durations
+from cronlock.ctl import commands, metrics
+from cronlock.observers import EVENTS, LEVELS
 from cronlock.options import OPTIONS, Option
 
 HEAD = """\
@@ -24,7 +29,8 @@ called `-c`.
 NAME has 1 to 200 characters, none of them a control character. With a file backend an absolute path is that file or
 directory itself; a relative path with a slash is refused, because cron starts jobs in another directory than your shell.
 
-DURATION: `90`, `90s`, `1.5m`, `2h`, `1d`, `1h30m`. Anything else is a usage error that shows the form.
+DURATION: `90`, `90s`, `1.5m`, `2h`, `1d`, `1h30m`. SIZE: `10000`, `64k`, `1m`. Anything else is a
+usage error that shows the form.
 
 Each option also has an environment variable. The command line beats the environment, the environment beats the
 default. A flag's variable is `1` or `0` (or `yes`, `no`, `true`, `false`, `on`, `off`).
@@ -34,11 +40,12 @@ TAIL = """
 Also `-h`, `--help`, `-V` and `--version`.
 
 `-n` with a `-w` other than 0 contradict each other, as do `-v` and `-q`: usage errors. `-F` is for local file locks, and is refused
-with `--max-runtime` and `--min-hold`, which need a cronlock that stays.
+with `--max-runtime`, `--min-hold` and `--heartbeat`, which need a cronlock that stays. [Heartbeats](heartbeats.md) explains those options.
 
 ## What the command gets
 
-Environment, working directory, open descriptors and standard streams are the caller's. Added are:
+Environment, working directory, open descriptors and standard streams are the caller's, but for `CRONLOCK_HEARTBEAT`, which is not passed
+on, and `--heartbeat-output`, which puts pipes in place of stdout and stderr. Added are:
 
 | variable | meaning |
 |---|---|
@@ -76,5 +83,56 @@ def cli() -> str:
     return HEAD + "| option | meaning | default | variable |\n|---|---|---|---|\n" + "".join(map(option_line, OPTIONS)) + TAIL
 
 
+def events() -> dict[str, str]:
+    severities = {3: "err", 4: "warning", 6: "info"}
+    return {
+        "events": "| event | meaning |\n|---|---|\n" + "".join(f"| `{kind}` | {about} |\n" for kind, about in EVENTS.items()),
+        "levels": "| level | text | syslog |\n|---|---|---|\n"
+        + "".join(f"| `{level}` | {when} | {severities[severity]} |\n" for level, (when, severity) in LEVELS.items()),
+    }
+
+
+def verbs() -> dict[str, str]:
+    lines = ["| verb | meaning |\n|---|---|\n"]
+    for name, command in sorted(commands.commands.items()):
+        lines.append(f"| `{name}` {' '.join(_argument(p) for p in command.params if isinstance(p, click.Argument))}| {command.help} |\n")
+        for option in command.params:
+            if isinstance(option, click.Option):
+                value = f" {option.metavar}" if option.metavar else ""
+                lines.append(f"| {', '.join(f'`{o}`' for o in option.opts)}{value} | {option.help} |\n")
+    return {"verbs": "".join(lines)}
+
+
+def _argument(argument: click.Parameter) -> str:
+    name = (argument.name or "").upper()
+    return f"{name} " if argument.required else f"[{name}] "
+
+
+def measures() -> dict[str, str]:
+    return {"metrics": "| metric | meaning |\n|---|---|\n" + "".join(f"| `{m}` | {about} |\n" for m, about in metrics.METRICS.items())}
+
+
+def filled(page: str, tables: dict[str, str]) -> str:
+    """The page with what stands between `<!-- made: NAME -->` and `<!-- end -->` made again."""
+    text = Path(__file__).with_name(page).read_text()
+    for name, table in tables.items():
+        before, mark, rest = text.partition(f"<!-- made: {name} -->\n")
+        _, end, after = rest.partition("<!-- end -->\n")
+        if not mark or not end:
+            raise ValueError(f"{page} has no place for {name}")
+        text = before + mark + table + end + after
+    return text
+
+
+def pages() -> dict[str, str]:
+    return {
+        "cli.md": cli(),
+        "events.md": filled("events.md", events()),
+        "cronlockctl.md": filled("cronlockctl.md", verbs()),
+        "monitoring.md": filled("monitoring.md", measures()),
+    }
+
+
 if __name__ == "__main__":
-    Path(__file__).with_name("cli.md").write_text(cli())
+    for name, text in pages().items():
+        Path(__file__).with_name(name).write_text(text)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from cronlock import cli, exits, guard, lease
+from cronlock import cli, exits, guard, lease, observers
 from cronlock.backends import flock, redis
 from cronlock.backends.postgresql_sql import DDL
 from cronlock.model import Job
@@ -29,11 +29,12 @@ SHOWN += [
 ]
 
 
-def test_the_command_line_page_is_fresh():
+def test_the_pages_made_from_the_code_are_fresh():
     spec = importlib.util.spec_from_file_location("generate", ROOT / "docs/generate.py")
     generate = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generate)
-    assert (ROOT / "docs/cli.md").read_text() == generate.cli(), "run: python docs/generate.py"
+    for page, text in generate.pages().items():
+        assert (ROOT / "docs" / page).read_text() == text, f"{page}: run python docs/generate.py"
 
 
 def test_every_option_is_on_the_command_line_page():
@@ -59,6 +60,19 @@ def test_every_outcome_is_explained():
                 words |= {leaf.value for leaf in ast.walk(node.args[0]) if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str)}
     assert {"ok", "failed", "killed", "timed-out", "lost", "busy", "done", "unavailable", "interrupted"} <= words
     assert {word for word in words if f"`{word}`" not in page} == set()
+
+
+def test_every_event_is_in_the_vocabulary():
+    """What the source makes events of, and nothing else."""
+    kinds = set()
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Event":
+                kind, level = node.args[:2]
+                kinds |= {leaf.value for leaf in ast.walk(kind) if isinstance(leaf, ast.Constant)}
+                assert {leaf.value for leaf in ast.walk(level) if isinstance(leaf, ast.Constant)} <= observers.LEVELS.keys()
+    outcomes = {"ok", "failed", "killed", "timed-out", "lost", "busy", "done", "unavailable", "interrupted", "error"}
+    assert kinds | outcomes == observers.EVENTS.keys()
 
 
 @pytest.mark.parametrize(("page", "variables", "argv"), SHOWN, ids=[f"{p}:{' '.join(a)[:60]}" for p, _, a in SHOWN])

@@ -617,5 +617,5 @@ def test_without_output_wanted_the_streams_are_the_callers_own(finish: Finish, l
     for size, kind in (("0", "/dev/null"), ("1k", "pipe")):
         options = ("--heartbeat", monitor.url + CHECK, "--heartbeat-output", size)
         with open("/dev/null", "w") as null:
-            _, _, err = finish(*options, "j", "sh", "-c", "readlink /proc/$$/fd/1 >&2", backend=locks, stdout=null)
+            _, _, err = finish(*options, "j", "sh", "-c", "readlink /proc/self/fd/9 9>&1 >&2", backend=locks, stdout=null)
         assert err.startswith(kind)

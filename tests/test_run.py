@@ -251,7 +251,8 @@ def test_the_command_gets_the_callers_world(store: str) -> None:
     )
     read, write = os.pipe()
     plain = {"PATH": os.environ["PATH"]}
-    extra = {"CRONLOCK_TTL": "50", "CRONLOCK_HEARTBEAT": "https://secret.example/", "CRONLOCK_BACKEND": store}
+    extra = {"CRONLOCK_TTL": "50", "CRONLOCK_HEARTBEAT": "http://127.0.0.1:1/secret", "CRONLOCK_BACKEND": store}
+    extra |= {"CRONLOCK_QUIET": "1", "CRONLOCK_HEARTBEAT_TIMEOUT": "1s"}
     argv = [sys.executable, "-I", "-c", probe]
     unwrapped = subprocess.run(argv, capture_output=True, text=True, pass_fds=(read,), env=plain, check=True)
     wrapped = subprocess.run([CRONLOCK, "e", *argv], capture_output=True, text=True, pass_fds=(read,), env=plain | extra, check=True)

@@ -11,7 +11,7 @@
 #endif
 #define GRACE 1     /* ticks from TERM to KILL */
 #ifndef RUNS
-#define RUNS 2      /* of each host */
+#define RUNS 3      /* of both hosts together */
 #endif
 #ifndef FAILOVERS
 #define FAILOVERS 1
@@ -31,7 +31,6 @@ typedef Store {
 
 typedef Host {
     mtype phase = idle;
-    byte runs;
     byte token;     /* of this run */
     byte replaced;  /* token of the run before it */
     byte number;
@@ -86,8 +85,8 @@ inline say(h, what) {
     host[h].said = what; host[h].heard = silence; host[h].since = 0
 }
 
-inline quiet(h) {
-    host[h].said = nothing; host[h].heard = silence
+inline quiet(h) {       /* what does not matter any more is zero, so that equal states are equal to spin */
+    host[h].said = nothing; host[h].heard = silence; host[h].since = 0; host[h].present = false
 }
 
 inline now_valid(h) {   /* the answer says that the lease stands */
@@ -120,8 +119,8 @@ inline give_up(h) {     /* no answer in time; what was said may still arrive */
 
 proctype cronlock(byte h) {
     do
-    :: d_step { host[h].phase == idle && host[h].runs < RUNS ->
-        host[h].runs++; tokens++; host[h].token = tokens; host[h].phase = asking; say(h, ask) }
+    :: d_step { host[h].phase == idle && tokens < RUNS ->
+        tokens++; host[h].token = tokens; host[h].phase = asking; say(h, ask) }
     :: d_step { host[h].phase == asking && host[h].heard == granted ->
         host[h].phase = holding; now_valid(h); quiet(h) }
     :: d_step { host[h].phase == asking && host[h].heard == busy ->     /* waits, and asks again */
@@ -144,7 +143,7 @@ proctype cronlock(byte h) {
         host[h].phase = losing; host[h].confirmed = false; quiet(h);
         host[h].kill = (host[h].valid < GRACE -> host[h].valid : GRACE);
         if :: host[h].kill == 0 -> host[h].acts = false :: else fi }
-    :: d_step { host[h].acts -> host[h].acts = false }                  /* the command ends, by itself or at TERM */
+    :: d_step { host[h].acts -> host[h].acts = false; host[h].valid = 0; host[h].kill = NEVER }    /* the command ends, by itself or at TERM */
     :: d_step { host[h].phase == losing && !host[h].acts -> end_run(h) }
     :: d_step { host[h].phase == holding && !host[h].acts && host[h].started -> end_run(h) }
     od
@@ -183,7 +182,8 @@ active proctype replication() {
         failovers++; recent = 0;
         primary.last = replica.last; primary.left = replica.left; primary.number = replica.number;
         for (h : 0 .. HOSTS - 1) { host[h].confirmed = false; host[h].present = false };
-        h = 0 }
+        h = 0;
+        if :: failovers == FAILOVERS -> replica.last = 0; replica.left = 0; replica.number = 0 :: else fi }
     od
 }
 

@@ -67,11 +67,12 @@ def start(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             return 0  # --help or --version was answered
         job, url = understand(values, words, environ)
         observe = observers.Observer(job.name, **{key: values[key] for key in ("verbose", "quiet", "log_format", "syslog")})
-        for doubt in doubts(argv, words, job, url):
-            observe(doubt)
         heartbeat, tail = monitored(job, observe) if job.heartbeat else (None, None)
         backend = open_backend(url)
         outcome = run(job, backend, heartbeat.observe if heartbeat else observe, tail)
+        if outcome.ran:  # not on a skip: N-1 servers would mail it every tick
+            for doubt in doubts(argv, words, job, url):
+                observe(doubt)
     except errors.CronlockError as error:
         (observe or observers.Observer(""))(observers.of_error(error))
         if heartbeat and isinstance(error, errors.CommandError):

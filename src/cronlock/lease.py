@@ -24,11 +24,13 @@ class Keeping:
 
     def __init__(self, lease: Lease, asked: float, ttl: float, kill_after: float) -> None:
         self.lease = lease
-        self.grace = min(kill_after, ttl / 4) if lease.valid_for < INF else kill_after
+        finite = lease.valid_for < INF
+        ttl = min(ttl, lease.valid_for)  # an NFS server's lease may be shorter
+        self.grace = min(kill_after, ttl / 4) if finite else kill_after
         # the tree must be *gone* when the lease runs out: KILL falls this much earlier
         self.margin = min(0.5, ttl / 20)
-        self.gap = ttl / 3 if lease.valid_for < INF else INF
-        self._interval = min(ttl / 3, lease.valid_for / 3) if lease.valid_for < INF else LOOK
+        self.gap = ttl / 3 if finite else INF
+        self._interval = ttl / 3 if finite else LOOK
         self._gone = False
         self._valid_until = self._next = 0.0
         self._pause, self._patience = PAUSE[0], PATIENCE[0]

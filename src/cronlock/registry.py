@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 DEFAULT = "flock:"
 MODULES = {
-    "flock": "cronlock.backends.flock",
-    "file": "cronlock.backends.flock",
+    "flock": "cronlock.backends.files",
+    "file": "cronlock.backends.files",
     "nfs": "cronlock.backends.nfs",
     "postgresql": "cronlock.backends.postgresql",
     "postgres": "cronlock.backends.postgresql",

@@ -81,6 +81,7 @@ def acquire(job: Job, grant: Grant, backend: Backend, signals: Signals, observe:
     """Ask once, or until `job.wait` is over; the answer, and the instant before it was asked for."""
     until = clock.now() + min(job.wait, max(0.0, job.period_end - clock.wall()))
     heard: float | None = None  # when the store last answered
+    first: float | None = None  # before the first try that got no answer: it may have got the lock all the same, and a later one meets it
     while True:
         asked = clock.now()
         try:
@@ -88,7 +89,7 @@ def acquire(job: Job, grant: Grant, backend: Backend, signals: Signals, observe:
                 answer = backend.try_acquire(grant, asked + backend.timeout * (1 - CLEAN_UP))
                 heard = clock.now()
                 if not isinstance(answer, Busy):
-                    return answer, asked
+                    return answer, asked if first is None else first
                 if _is_ancestor(answer, job.environ):
                     ancestor = f"the holder is an ancestor of this process (pid {_pid(answer)})"
                     observe(Event("busy", "trouble", f"{ancestor}: the same name is nested in itself"))
@@ -100,6 +101,7 @@ def acquire(job: Job, grant: Grant, backend: Backend, signals: Signals, observe:
             backend.abandon(grant, clock.now() + RELEASE)
             raise
         except BackendError:
+            first = asked if first is None else first
             backend.abandon(grant, asked + backend.timeout)
             if heard is None or clock.now() >= min(until, heard + backend.timeout):
                 raise
@@ -171,6 +173,8 @@ class Supervision:
                     self._guard.freeze()
                 if gap > self._keeping.gap or now >= self._keeping.due() or watched in ready:
                     self._renew(self._keeping)
+                elif self._keeping.expired() and not self._lost:  # between two tries, and the guard, which should have said so, is frozen
+                    self._lose(f"no answer in time: {self._keeping.unanswered or 'none'}", self._keeping.grace)
             if now >= self._limit and not self._why:
                 self._stop("timed-out", self._job.kill_after)
             if now >= self._ask_at:
@@ -196,6 +200,8 @@ class Supervision:
         ]
         if self._keeping:
             due.append(self._keeping.due() - clock.now())
+            if not self._lost:
+                due.append(self._keeping.deadline - self._keeping.grace - clock.now())
         return max(0.0, min(due))
 
     def _usual_limit(self) -> float:
@@ -276,7 +282,10 @@ class Supervision:
 
     def _stop(self, why: str, kill_after: float) -> None:
         self._why = self._why or why
-        self._answer_by = clock.now() + max(0.2, min(kill_after / 2, ANSWER))
+        now, patience = clock.now(), min(kill_after / 2, ANSWER)
+        if self._keeping:  # a frozen guard must be gone, and its command with it, before the lease is
+            patience = min(patience, self._keeping.deadline - now)
+        self._answer_by = now + max(0.2, patience)
         self._guard.stop(kill_after)
 
     def _pass_on(self, signum: int) -> None:

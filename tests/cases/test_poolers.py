@@ -153,35 +153,24 @@ def test_o41_a_client_of_a_session_pooler_is_killed(pgbouncer, postgresql_url):
     assert "ran" not in done.out.split()
 
 
-def test_o40_a_standby_is_refused_and_the_primary_beside_it_taken(own_postgresql):
+def test_o40_a_standby_is_refused_and_the_primary_beside_it_taken(own_postgresql, standby):
     """A streaming standby would grant its own advisory locks: an error; of both in one URL the primary is taken, and is busy."""
-    data, port = own_postgresql.home / "standby", free_port()
-    with own_postgresql.admin():
-        backup = [str(own_postgresql.bin / "pg_basebackup"), "-D", str(data), "-R", "-c", "fast", "-d", own_postgresql.url()]
-    subprocess.run(as_nobody(*backup), check=True, cwd="/", timeout=60)
-    control = [str(own_postgresql.bin / "pg_ctl"), "-D", str(data), "-w"]
-    options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={own_postgresql.home}"
-    quiet = {"check": True, "cwd": "/", "timeout": 60, "stdout": subprocess.DEVNULL}
-    subprocess.run(as_nobody(*control, "-l", str(data / "log"), "-o", options, "start"), **quiet)
-    try:
-        with own_postgresql.admin() as admin:
-            until(lambda: admin.execute("select from pg_stat_replication where state = 'streaming'").rowcount)
-        with Shell(f"postgresql://postgres@127.0.0.1:{own_postgresql.port}/postgres") as sh:
-            done = sh.run(
-                """
-                cronlock g7 -- sh -c 'touch $T/in; until [ -e $T/over ]; do sleep .05; done' & w=$!
-                await test -e $T/in
-                cronlock -b "$STANDBY" g7 -- touch $T/ran; echo standby=$?
-                cronlock -b "$BOTH" g7 -- touch $T/ran; echo both=$?
-                touch $T/over; wait $w; echo holder=$?
-                cronlock -b "$BOTH" g7 -- true; echo next=$?
-                ls $T
-                """,
-                STANDBY=f"postgresql://postgres@127.0.0.1:{port}/postgres",
-                BOTH=f"postgresql://postgres@127.0.0.1:{port},127.0.0.1:{own_postgresql.port}/postgres",
-            )
-    finally:
-        subprocess.run(as_nobody(*control, "-m", "immediate", "stop"), **quiet)
+    with own_postgresql.admin() as admin:
+        until(lambda: admin.execute("select from pg_stat_replication where state = 'streaming'").rowcount)
+    with Shell(f"postgresql://postgres@127.0.0.1:{own_postgresql.port}/postgres") as sh:
+        done = sh.run(
+            """
+            cronlock g7 -- sh -c 'touch $T/in; until [ -e $T/over ]; do sleep .05; done' & w=$!
+            await test -e $T/in
+            cronlock -b "$STANDBY" g7 -- touch $T/ran; echo standby=$?
+            cronlock -b "$BOTH" g7 -- touch $T/ran; echo both=$?
+            touch $T/over; wait $w; echo holder=$?
+            cronlock -b "$BOTH" g7 -- true; echo next=$?
+            ls $T
+            """,
+            STANDBY=f"postgresql://postgres@127.0.0.1:{standby}/postgres",
+            BOTH=f"postgresql://postgres@127.0.0.1:{standby},127.0.0.1:{own_postgresql.port}/postgres",
+        )
     assert done["standby"] in ERR
     assert "standby" in done.err and "read-only" in done.err
     assert (done["both"], done["holder"], done["next"]) == ("75", "0", "0")

@@ -30,13 +30,25 @@ CRONLOCK = str(Path(sys.executable).with_name("cronlock"))
 JOB = str(Path(__file__).with_name("job.py"))
 KINDS = ("plain", "plain", "stubborn", "forks", "setsid", "daemon")
 WEIGHTS = {
-    **{"kill-cronlock": 3, "kill-guard": 3, "kill-command": 2, "term-cronlock": 2},
-    **{"freeze-cronlock": 4, "freeze-guard": 4, "freeze-command": 2},
-    **{"restart": 1, "crash": 1, "freeze-server": 1.5, "disconnect": 1, "cut": 2},
-    **{"both-killed": 3, "both-frozen": 3, "emptied": 3},
+    "kill-cronlock": 3,
+    "kill-guard": 3,
+    "kill-command": 2,
+    "term-cronlock": 2,
+    "freeze-cronlock": 4,
+    "freeze-guard": 4,
+    "freeze-command": 2,
+    "restart": 1,
+    "crash": 2,
+    "freeze-server": 2,
+    "disconnect": 1,
+    "cut": 3,
+    "both-killed": 3,
+    "both-frozen": 3,
+    "emptied": 3,
 }
 TREE = ("kill-cronlock", "kill-guard", "kill-command", "term-cronlock", "freeze-cronlock", "freeze-guard", "freeze-command")
 KEEPERS = ("both-killed", "both-frozen")
+PATIENCE = 40  # tries, 50 ms each, to find whom a fault could hit
 REST = 1.0  # seconds between two faults of one run's keepers, so that the first is over
 
 
@@ -94,6 +106,7 @@ class Chaos:
         self.store = places.STORES[backend]()
         self.slots = [Slot(number, self.directory) for number in range(slots)]
         self._later: list[tuple[float, int, Callable[[], None]]] = []
+        self._next, self._tries = "", 0  # the fault that is to be injected
         self._down = False  # the store, for whatever reason
         self._store_rests = 0.0  # until then: time to run must be left
         self._cut: set[int] = set()
@@ -109,7 +122,7 @@ class Chaos:
                     self._turn()
                     if time.monotonic() >= next_fault:
                         done = self._inject()
-                        next_fault = time.monotonic() + (self.random.uniform(0.2, 1.2) if done else 0.05)
+                        next_fault = time.monotonic() + (self.random.uniform(0.2, 1.0) if done else 0.05)
                         if done and len(self.faults) % 50 == 0:
                             say(f"{self.backend}: {len(self.faults)} faults, {time.monotonic() - began:.0f} s")
                 last = time.monotonic_ns()
@@ -180,14 +193,21 @@ class Chaos:
 
     def _inject(self) -> bool:
         """One fault, if there is whom it could hit just now."""
-        kinds = [*TREE, *self.store.faults, *(["cut"] if self.store.network else []), *(self._named() if self.windows else [])]
-        kind = self.random.choices(kinds, [WEIGHTS[kind] for kind in kinds])[0]
-        if kind == "cut":
-            return self._cut_off()
-        return self._hit_tree(kind) if kind in (*TREE, *KEEPERS) else self._hit_store(kind)
+        if self._next and self._tries < PATIENCE:
+            self._tries += 1
+        else:
+            self._next, self._tries = self._draw(), 0
+        kind = self._next
+        done = self._cut_off() if kind == "cut" else self._hit_tree(kind) if kind in (*TREE, *KEEPERS) else self._hit_store(kind)
+        if done:
+            self._next = ""
+        return done
 
-    def _named(self) -> list[str]:
-        return [*KEEPERS, *self.store.windows]
+    def _draw(self) -> str:
+        cuts = ["cut"] if self.store.network else []
+        named = [*KEEPERS, *self.store.windows] if self.windows else []
+        kinds = [*TREE, *self.store.faults, *cuts, *named]
+        return self.random.choices(kinds, [WEIGHTS[kind] for kind in kinds])[0]
 
     def _log(self, kind: str, slot: str, seconds: float = 0.0) -> None:
         now = time.monotonic_ns()
@@ -201,7 +221,7 @@ class Chaos:
         heapq.heappush(self._later, (time.monotonic() + seconds, len(self.faults), act))
 
     def _length(self) -> float:
-        return self.random.uniform(0.05, 2 * self.ttl)
+        return self.random.uniform(0.05, self.random.choice((0.5, 2)) * self.ttl)
 
     def _hit_tree(self, kind: str) -> bool:
         victim, what = kind, kind.rpartition("-")[2]

@@ -127,7 +127,7 @@ def test_a_server_that_goes_away_ends_the_command_and_cronlock(lab: Lab, version
         lab.server.thaw()
     print(f"{version}: server frozen: the command ended after {stopped:.1f} s, cronlock after {over:.1f} s (ttl 8 s)")
     assert status == 76 and "no answer in time" in said
-    assert stopped < 8 and over < 8 + 5 + 1
+    assert stopped < 8 and over < 8 + 5 + 5  # five seconds of trying to release, and a slow guest
     wait(lab.a, "! pgrep -x cronlock-nfs")
     free(lab.b, version, "gone")
 

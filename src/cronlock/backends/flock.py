@@ -272,7 +272,7 @@ class FlockLease:
 
     def regain(self, until: float) -> None:
         self.must_be_last()
-        raise LeaseLost(f"{self._place.path} is not the file that was locked")
+        raise LeaseLost(f"{self._place.path} was removed or replaced: others now lock another file")
 
     def release(self, run: Run, until: float) -> None:
         self.renew(until)
@@ -421,7 +421,11 @@ def _read_state(place: Place, warnings: list[str] | None = None) -> state.State:
     try:
         with open(place.state_path, "rb") as file:
             text = file.read(STATE_LIMIT)
-    except OSError:
+    except FileNotFoundError:
+        return state.State()
+    except OSError as error:
+        if place.own and warnings is not None:  # an unreadable state is no empty one: a label could be run twice
+            raise lock_error(error, place.state_path) from None
         return state.State()
     if not text.strip():
         return state.State()

@@ -235,10 +235,21 @@ class Servers:
         if any(words in text for words in RETRIED):
             return True
         if any(words in text for words in REFUSED) or ("role" in text and "does not exist" in text):
-            raise PermissionDenied(f"{self.where}: {line(text)}")
+            raise PermissionDenied(f"{self.where}: {line(text)}{self._looked_for()}")
         if "does not exist" in text or "sslmode" in text:
             raise ConfigError(f"{self.where}: {line(text)}")
         return False
+
+    def _looked_for(self) -> str:
+        """Which password file libpq wanted, for somebody who wrote one and must see where it was expected."""
+        if "password" in self._known or self._password_file or os.environ.get("PGPASSWORD"):
+            return ""
+        path = self._known.get("passfile") or os.environ.get("PGPASSFILE") or os.path.join(os.path.expanduser("~"), ".pgpass")
+        try:
+            mode = os.stat(path).st_mode
+        except OSError as error:
+            return f"; password file {path}: {os.strerror(error.errno or 0)}"
+        return f"; password file {path}: " + ("ignored, its mode is not 0600" if mode & 0o077 else "no line of it fits")
 
     def _text(self, name: str, target: Target) -> str:
         """The connection string for one address."""

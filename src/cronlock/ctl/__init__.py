@@ -80,7 +80,7 @@ def duration(_context: click.Context, _parameter: click.Parameter, text: str | N
         raise click.BadParameter(str(error)) from None
 
 
-@commands.command("status", help="What is held: by whom, for how long, whether that is usual. With NAME all about it.")
+@commands.command("status", help="Who holds what. Since when, and is that usual; with NAME all about it.")
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="for programs; docs/cronlockctl.md has the schema")
 @click.option("--max-age", metavar="DURATION", callback=duration, help="monitoring plugin: 0 if it succeeded so recently, 1 warning, 2 not")
@@ -106,7 +106,7 @@ def _status(backend: Backend, name: str | None, as_json: bool, max_age: float | 
     return code
 
 
-@commands.command("history", help="The last runs of a lock, oldest first, and how long each took.")
+@commands.command("history", help="How the last runs went. Oldest first, with what each took.")
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True, help="for programs; docs/cronlockctl.md has the schema")
 @click.pass_obj
@@ -119,7 +119,7 @@ def _history(backend: Backend, name: str, as_json: bool) -> int:
     return 0
 
 
-@commands.command("release", help="Take a lock away from its holder, whose command is stopped and ends as lost.")
+@commands.command("release", help="Take a lock from its holder. Its command is stopped and ends as lost.")
 @click.argument("name")
 @click.option("-y", "--yes", is_flag=True, help="do not ask")
 @click.pass_obj
@@ -134,7 +134,7 @@ def _release(backend: Backend, name: str, yes: bool) -> int:
     return 0
 
 
-@commands.command("check", help="What would go wrong in production, a line each: 0 nothing, 1 warnings, 2 trouble.")
+@commands.command("check", help="What would go wrong in production. A line each; 0 nothing, 1 warnings, 2 trouble.")
 @click.option("--json", "as_json", is_flag=True, help="for programs; docs/cronlockctl.md has the schema")
 @click.pass_obj
 def _check(backend: Backend, as_json: bool) -> int:
@@ -146,7 +146,7 @@ def _check(backend: Backend, as_json: bool) -> int:
     return check.status(found)
 
 
-@commands.command("key", help="What to type in SQL, redis-cli or flock(1) for the same lock.")
+@commands.command("key", help="The same lock in SQL, redis-cli or flock(1).")
 @click.argument("name")
 @click.pass_obj
 def _key(backend: Backend, name: str) -> int:
@@ -154,7 +154,7 @@ def _key(backend: Backend, name: str) -> int:
     return 0
 
 
-@commands.command("metrics", help="All locks as Prometheus reads them; docs/monitoring.md has alert rules.")
+@commands.command("metrics", help="All locks as Prometheus reads them.")
 @click.pass_obj
 def _metrics(backend: Backend) -> int:
     names = sorted(backend.names(clock.now() + backend.timeout))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from cronlock import clock, durations, errors
+from cronlock import clock, durations, errors, exits
 from cronlock.ctl.table import WIDTH, fancy, paint, printable
 from cronlock.model import Finding
 from cronlock.options import OPTIONS, from_environment
@@ -33,7 +33,8 @@ def store(backend: Backend) -> Iterator[Finding]:
         backend.status("cronlockctl", asked + backend.timeout)
         took = clock.now() - asked
     except errors.CronlockError as error:
-        yield Finding("trouble", "reachable", str(error), "until then every run ends with status 69 (--on-unavailable)")
+        what = "rights" if isinstance(error, errors.PermissionDenied) else "reachable"
+        yield Finding("trouble", what, str(error), f"until then every run ends with status {exits.status(error)}")
         return
     yield Finding("ok", "reachable", backend.where)
     shown = f"{took * 1000:.1f} ms a question"

@@ -77,9 +77,7 @@ def table(found: Sequence[Facts]) -> str:
     """One line a lock, or a sentence when there is none."""
     if not found:
         return "no lock has been used here yet"
-    text = columns(HEADS, [_row(one) for one in found], elastic=("LOCK", "HOLDER"), painted="STATE")
-    late = [printable(one.name) for one in found if one.overdue]
-    return text + "".join(f"\n! {cut(name, 40)} is overdue: cronlockctl status {cut(name, 16)}" for name in late)
+    return columns(HEADS, [_row(one) for one in found], elastic=("LOCK", "HOLDER"), painted="STATE")
 
 
 def _row(one: Facts) -> Row:

@@ -1,0 +1,263 @@
+"""Events: one vocabulary as text, JSON and syslog; contention word for word; what is overdue is said, and not too often."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import uuid
+
+import pytest
+
+from cronlock import clock
+from cronlock.model import Event, Grant, Run
+from cronlock.observers import EVENTS, LEVELS, Syslog
+from cronlock.registry import open_backend
+from cronlock.testing import soon
+from fixtures_store import until
+from pages import ROOT
+
+HERE = os.uname().nodename
+STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d{4}"
+
+
+def a_run(*, ago, host="web1", label="", token=""):
+    return Run(uuid.uuid4().hex[:8], token or uuid.uuid4().hex, host, 4711, "deploy", "dump.sh", time.time() - ago, label)
+
+
+@pytest.fixture
+def held(store):
+    """held(ago=…, took=…): somebody holds `job` for so long already; five runs before it took `took` seconds each."""
+    backend = open_backend(store)
+
+    def hold(*, ago, took=None):
+        for i in range(5 if took else 0):
+            lease = backend.try_acquire(Grant("job", a_run(ago=ago + 100 + i), 60.0), soon())
+            lease.release(lease.run.but(outcome="ok", status=0, end=lease.run.start + took), soon())
+        return backend.try_acquire(Grant("job", a_run(ago=ago), 60.0), soon())
+
+    yield hold
+    backend.close()
+
+
+@pytest.fixture
+def logs(tmp_path):
+    """JSON lines of what `finish` printed."""
+
+    def parse(err):
+        return [json.loads(line) for line in err.splitlines()]
+
+    return parse
+
+
+def test_busy_word_for_word(held, finish, store):
+    lease = held(ago=7, took=600)
+    stamp = clock.stamp(lease.run.start)
+    assert finish("job", "true", backend=store) == (75, "", "")
+    status, _, err = finish("-v", "job", "true", backend=store)
+    said = (
+        f"cronlock: job: busy: held by web1, pid 4711, user deploy, command dump\\.sh, since {re.escape(stamp)} \\(\\d+s, usually 10m\\)\n"
+    )
+    assert status == 75 and re.fullmatch(said, err), err
+
+
+def test_done_word_for_word(finish, store):
+    finish("--once-per", "1d", "job", "true", backend=store)
+    assert finish("--once-per", "1d", "job", "true", backend=store) == (75, "", "")
+    status, _, err = finish("-v", "--once-per", "1d", "job", "true", backend=store)
+    said = (
+        rf"cronlock: job: done: this period \(1d/\S+\) was run on {HERE}, pid \d+, from {STAMP}; it ended ok at {STAMP} after 0s, "
+        r"usually \S+s; run without --once-per to run it anyway"
+    )
+    assert status == 75 and re.fullmatch(said + "\n", err), err
+
+
+def test_min_hold_word_for_word(finish, store):
+    finish("--min-hold", "1m", "job", "true", backend=store)
+    status, _, err = finish("-v", "job", "true", backend=store)
+    said = rf"cronlock: job: busy: kept by --min-hold for another [\d.]+s; last run on {HERE}, pid \d+, started {STAMP}\n"
+    assert status == 75 and re.fullmatch(said, err), err
+
+
+def test_an_overdue_holder_is_a_warning_once_an_hour(held, finish, store):
+    held(ago=400, took=100)
+    status, _, err = finish("job", "true", backend=store)
+    assert status == 75
+    said = r"cronlock: job: busy: OVERDUE, held by web1, pid 4711, .* \(6m4\ds, usually 1m40s\); cronlockctl release stops it\n"
+    assert re.fullmatch(said, err), err
+    assert finish("job", "true", backend=store) == (75, "", "")
+
+
+def test_an_overdue_holder_and_quiet(held, finish, store):
+    held(ago=400, took=100)
+    assert finish("-q", "job", "true", backend=store) == (75, "", "")
+
+
+def test_a_holder_that_takes_its_usual_time_is_not(held, finish, store):
+    held(ago=290, took=100)
+    assert finish("job", "true", backend=store) == (75, "", "")
+
+
+def test_without_a_history_nothing_is_overdue(held, finish, store):
+    held(ago=4000)
+    assert finish("job", "true", backend=store) == (75, "", "")
+
+
+def test_warn_after(finish, store):
+    status, _, err = finish("--warn-after", "0.2s", "job", "sleep", "0.8", backend=store)
+    assert status == 0 and re.fullmatch(r"cronlock: job: still running after 0\.\ds\n", err), err
+
+
+def test_warn_after_what_is_usual(held, finish, store):
+    lease = held(ago=100, took=1)
+    lease.release(lease.run.but(outcome="lost", status=76, end=time.time()), soon())
+    assert finish("job", "sleep", "6", backend=store)[2] == "cronlock: job: still running after 5s, usually 1s (--warn-after)\n"
+
+
+@pytest.mark.parametrize("store", ["flock"], indirect=True)
+def test_warn_after_never(held, finish, store):
+    lease = held(ago=100, took=1)
+    lease.release(lease.run.but(outcome="ok", status=0, end=lease.run.start + 1), soon())
+    assert finish("--warn-after", "0", "job", "sleep", "6", backend=store) == (0, "", "")
+
+
+def test_json_is_one_object_a_line(finish, logs, store):
+    status, out, err = finish("--log-format", "json", "job", "sh", "-c", "echo out; exit 3", backend=store)
+    events = logs(err)
+    assert (status, out) == (3, "out\n")
+    assert [event["event"] for event in events] == ["acquired", "started", "ended", "failed"]
+    page = (ROOT / "docs/events.md").read_text()
+    for event in events:
+        assert event["v"] == 1 and event["name"] == "job" and event["host"] == HERE
+        assert event["event"] in EVENTS and event["level"] in LEVELS
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", event["time"])
+        for key in event:
+            assert f"`{key}`" in page, key
+    assert events[-1]["status"] == 3 and not any("status" in event for event in events[:-1])
+
+
+def test_json_of_a_skipped_start(held, finish, logs, store):
+    lease = held(ago=50, took=600)
+    (event,) = logs(finish("--log-format", "json", "-E", "0", "job", "true", backend=store)[2])
+    assert (event["event"], event["level"], event["status"], event["overdue"]) == ("busy", "contention", 0, False)
+    assert (event["holder"]["host"], event["holder"]["pid"], event["holder"]["start"]) == ("web1", 4711, lease.run.start)
+    assert event["usual"] == {"median": 600.0, "p95": 600.0, "runs": 5} and 50 <= event["held_for"] < 110
+    assert lease.run.token not in json.dumps(event)
+    for key in event:
+        assert f"`{key}`" in (ROOT / "docs/events.md").read_text(), key
+
+
+def test_json_of_an_error(finish, logs):
+    (event,) = logs(finish("--log-format", "json", "job", "true", backend="redis://127.0.0.1:1")[2])
+    assert (event["event"], event["level"], event["status"]) == ("unavailable", "trouble", 69)
+    events = logs(finish("--log-format", "json", "job", "no-such-program")[2])
+    assert (events[-1]["event"], events[-1]["status"]) == ("failed", 127)
+
+
+def test_json_and_quiet(finish, store):
+    assert finish("--log-format", "json", "-q", "job", "true", backend=store) == (0, "", "")
+
+
+def test_a_missing_syslog_is_said_once(finish, store):
+    if os.path.exists("/dev/log"):
+        pytest.skip("something listens at /dev/log here")
+    status, _, err = finish("--syslog", "job", "true", backend=store)
+    assert (status, err) == (0, "cronlock: job: --syslog: /dev/log: No such file or directory: nothing is logged there\n")
+
+
+def test_syslog_identifier_and_priorities(tmp_path):
+    complaints = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
+        log.bind(str(tmp_path / "log"))
+        log.settimeout(10)
+        syslog = Syslog("job", complaints.append, str(tmp_path / "log"))
+        for level, priority in (("trouble", 75), ("warning", 76), ("contention", 78), ("info", 78)):
+            syslog(Event("ok", level, "some\nthing " + "x" * 3000))
+            line = log.recv(65536).decode()
+            assert re.match(rf"<{priority}>[A-Z][a-z]{{2}} [ \d]\d \d\d:\d\d:\d\d cronlock\[{os.getpid()}\]: job: some\?thing x", line)
+            assert len(line) < 2000
+    assert complaints == []
+    for _ in range(3):
+        syslog(Event("ok", "info", "nobody listens"))
+    assert len(complaints) == 1
+
+
+def test_a_stuck_syslog_keeps_nobody(tmp_path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
+        log.bind(str(tmp_path / "log"))
+        syslog = Syslog("job", lambda text: None, str(tmp_path / "log"))
+        began = time.monotonic()
+        for _ in range(2000):  # far more than the socket's queue holds
+            syslog(Event("ok", "info", "x" * 500))
+        assert time.monotonic() - began < 10
+
+
+def test_syslog_through_the_command_line(sys_log, finish):
+    status, _, err = finish("--syslog", "job", "sh", "-c", "exit 3")
+    assert (status, err) == (3, "")
+    lines = sys_log()
+    assert [re.sub(r"^<(\d+)>.{15} cronlock\[\d+\]: job: ", r"\1 ", line) for line in lines][-1] == "78 failed with status 3"
+
+
+@pytest.fixture
+def sys_log():
+    """Somebody who listens at /dev/log, if nobody does and we may."""
+    if os.geteuid() != 0 or os.path.lexists("/dev/log"):
+        pytest.skip("needs root, and nobody at /dev/log")
+    log = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    log.bind("/dev/log")
+    log.settimeout(0.2)
+
+    def lines():
+        found = []
+        while True:
+            try:
+                found.append(log.recv(65536).decode())
+            except TimeoutError:
+                return found
+
+    yield lines
+    log.close()
+    os.unlink("/dev/log")
+
+
+def test_contention_is_said_on_a_terminal(held, start, store):
+    import pty
+
+    held(ago=7)
+    ours, theirs = pty.openpty()
+    process = start("job", "true", backend=store, stderr=theirs)
+    os.close(theirs)
+    assert process.wait(30) == 75
+    assert b"busy: held by web1, pid 4711" in os.read(ours, 65536)
+    os.close(ours)
+
+
+def test_what_is_usual_costs_a_winner_and_a_quiet_loser_nothing(held, store, tmp_path):
+    """The history is read by nobody who does not need it: a winner of a short run, a loser that nobody hears."""
+    script = f"""
+import sys
+from cronlock import cli, registry
+backend = registry.open_backend({store!r})
+def never(*_): raise AssertionError("the history was read")
+type(backend).history = never
+sys.exit(cli.start(["-b", {store!r}, "job", "true"], {{"PATH": "/bin:/usr/bin", "HOME": {str(tmp_path)!r}}}))
+"""
+    run = lambda: subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)  # noqa: E731
+    won = run()
+    assert (won.returncode, won.stderr) == (0, "")
+    held(ago=1)
+    lost = run()
+    assert (lost.returncode, lost.stderr) == (75, "")
+
+
+def test_who_runs_the_tests_is_who_is_shown(start, finish, store, tmp_path):
+    process = start("job", "sh", "-c", f"touch {tmp_path}/in; sleep 30", backend=store)
+    until((tmp_path / "in").exists)
+    err = finish("-v", "job", "true", backend=store)[2]
+    assert f"held by {HERE}, pid {process.pid}, user {getpass.getuser()}, command sh, since " in err
