@@ -5,11 +5,23 @@ The guard's own cases run in a process of their own: its parent reaps and kills 
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fixtures_redis import RedisServer
+from fixtures_store import Started, _children, alive, until
+
+from cronlock import clock
+from cronlock import run as run_module
+from cronlock.errors import BackendError
+from cronlock.model import Busy, Grant, Job
+from cronlock.signals import Signals
 
 GUARD = """
 import os, signal, sys, time
@@ -97,3 +109,51 @@ except ChildProcessError:
     )
     assert [text for text in said if text.startswith("ended")] == [f"ended {7 << 8}"]
     assert "somebody is left" not in said
+
+
+class Flaky:
+    """Busy, then no answer, then a grant: which may be that of the try that got no answer."""
+
+    where, timeout = "flaky:", 1.0
+
+    def __init__(self) -> None:
+        self.asked: list[float] = []
+        self.warnings: list[str] = []
+
+    def try_acquire(self, grant: Grant, until: float) -> object:
+        self.asked.append(clock.now())
+        if len(self.asked) == 1:
+            return Busy()
+        if len(self.asked) == 2:
+            raise BackendError("no answer")
+        return "a lease"
+
+    def abandon(self, grant: Grant, until: float) -> None:
+        pass
+
+    def wait(self, name: str, until: float) -> None:
+        pass
+
+
+def test_validity_counts_from_the_first_try_that_was_not_answered() -> None:
+    """The store may have granted it then, and the lease runs since; the later try only hears of it (docs/model: COUNT_FROM_LAST_TRY)."""
+    backend = Flaky()
+    job = Job("job", ("true",), wait=5.0)
+    grant = Grant("job", run_module.new_run(job), 3.0, 0.0, False)
+    answer, asked = run_module.acquire(job, grant, backend, Signals(), lambda _: None)
+    assert answer == "a lease"
+    assert backend.asked[1] - 0.1 <= asked <= backend.asked[1] < backend.asked[2]
+
+
+def test_a_frozen_guard_and_a_silent_store(own_redis: RedisServer, start: Callable[..., Started]) -> None:
+    """The command is gone before the lease is, even if its guard is frozen and cronlock was waiting between two tries."""
+    running = start("--ttl", "3s", "job", "sh", "-c", "trap '' TERM; while :; do sleep 0.01; done", backend=own_redis.url())
+    guard = running.guard
+    command = int(until(lambda: _children(guard))[0])
+    os.kill(guard, signal.SIGSTOP)
+    asked = time.monotonic()
+    os.kill(own_redis.pid, signal.SIGSTOP)
+    until(lambda: not alive(command))
+    assert time.monotonic() - asked < 3.0
+    os.kill(own_redis.pid, signal.SIGCONT)
+    assert running.end()[0] == 76

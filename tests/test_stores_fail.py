@@ -270,7 +270,8 @@ def test_a_dead_machines_lock_is_free_after_its_ttl(
 
 def test_three_hundred_leases_on_a_server_of_a_hundred_connections(postgresql_url: str, admin: psycopg.Connection[Any]) -> None:
     """In lease mode no connection is held while a command runs."""
-    assert int(admin.execute("show max_connections").fetchone()[0]) <= 100
+    if int(admin.execute("show max_connections").fetchone()[0]) > 100:
+        pytest.skip("this server has more than the default's hundred connections")
     backends = [postgresql.connect(postgresql_url + "?lock_mode=lease") for _ in range(300)]
     with ThreadPoolExecutor(12) as pool:
         leases = list(pool.map(lambda i: held(backends[i], f"job{i}", ttl=60), range(300)))
@@ -365,7 +366,7 @@ class Failover:
     """A primary, a replica that gets nothing any more after `lag()`, and an address that follows the switch."""
 
     def __init__(self, start_redis: Callable[..., RedisServer], address: Callable[[int], Proxy]) -> None:
-        self.primary = start_redis()
+        self.primary = start_redis("--repl-diskless-sync-delay", "0")
         self._link = fixtures_postgresql.Proxy(self.primary.port)  # any TCP will do
         self.replica = start_redis("--replicaof", "127.0.0.1", str(self._link.port))
         self._address = address(self.primary.port)

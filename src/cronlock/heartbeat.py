@@ -343,7 +343,7 @@ def deliver(told: Call, until: float, timeout: float, give_up: threading.Event) 
 
         with requests.Session() as session:
             session.headers["User-Agent"] = f"cronlock/{__version__}"
-            session.get_redirect_target = lambda _: None  # type: ignore[method-assign] # it would read the answer's body
+            session.get_redirect_target = lambda resp: None  # type: ignore[method-assign] # it would read the answer's body
             return _deliver(session, told, until, timeout, give_up)
     except Exception as error:
         return f"failed with {type(error).__name__}", None

@@ -128,19 +128,23 @@ class Syslog:
         try:
             self._send(event)
         except OSError as error:
-            self._sock = None
+            self.close()
             if not self._said:
                 self._said = True
                 self._complain(f"--syslog: {self._path}: {error.strerror}: nothing is logged there")
+
+    def close(self) -> None:
+        if self._sock:
+            self._sock.close()
+        self._sock = None
 
     def _send(self, event: Event) -> None:
         import _socket
 
         if self._sock is None:
-            sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM)
-            sock.setblocking(False)  # a logger that is stuck keeps no job
-            sock.connect(self._path)
-            self._sock = sock
+            self._sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM)
+            self._sock.setblocking(False)  # a logger that is stuck keeps no job
+            self._sock.connect(self._path)
         now = time.localtime(clock.wall())
         month = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")[now.tm_mon - 1]
         head = f"<{CRON | LEVELS[event.level][1]}>{month} {now.tm_mday:2d} {time.strftime('%H:%M:%S', now)} cronlock[{os.getpid()}]: "

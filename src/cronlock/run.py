@@ -17,7 +17,7 @@ from cronlock.usual import LEAST, usual
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import NoReturn
 
     from cronlock.guard import Validity
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 CLEAN_UP = 0.1  # of the backend's time-out is kept for taking back what an unanswered attempt may have got
 RELEASE = 5.0  # seconds a release is tried; then the ttl does it
 ANSWER = 2.0  # seconds the guard has to say that it is stopping the tree, before it is taken for frozen
+CLIENTS = ("docker", "podman", "nerdctl", "kubectl", "ssh")  # moby/moby#35703: exec clients pass no signal on
 POLL = 0.2  # seconds between tries when a store that answered before is away while we wait
 
 
@@ -248,7 +249,7 @@ class Supervision:
             self._observe(Event("stuck", "trouble", f"still alive after KILL, so the lock is kept as long as can be: pid {rest}"))
 
     def _renew(self, keeping: Keeping) -> None:
-        before = keeping.lease.fds
+        before = _open_files(keeping.lease.fds)
         trouble = keeping.unanswered
         try:
             renewed = keeping.turn()
@@ -256,13 +257,17 @@ class Supervision:
             self._lose(str(error), keeping.grace)
             return
         if renewed:
-            if keeping.lease.fds != before:
+            replaced = _open_files(keeping.lease.fds) != before
+            if replaced:
                 self._guard.hold(keeping.lease.fds)
             self._guard.valid(*self._validity())
             if keeping.regained:
                 self._observe(Event("regained", "warning", "the lock was gone for a moment and is held again; nobody else had it"))
             elif trouble:
                 self._observe(Event("renewed", "warning", "the store answers again; the lock was held all the time"))
+            elif replaced and before:
+                cut = "the connection that carried the lock was cut, and the lock is held again; nobody else had it"
+                self._observe(Event("regained", "warning", cut))
         elif keeping.expired():
             self._lose(f"no answer in time: {keeping.unanswered}", keeping.grace)
         elif not trouble:
@@ -287,6 +292,10 @@ class Supervision:
             patience = min(patience, self._keeping.deadline - now)
         self._answer_by = now + max(0.2, patience)
         self._guard.stop(kill_after)
+        client = os.path.basename(self._job.command[0])
+        if client in CLIENTS:
+            hint = f"{client} runs its work elsewhere, where no signal of ours reaches it: it may go on without the lock; put cronlock inside"
+            self._observe(Event("elsewhere", "warning", hint))
 
     def _pass_on(self, signum: int) -> None:
         """Called from the signal handler."""
@@ -360,6 +369,11 @@ def new_run(job: Job) -> Run:
 
 def random_part(longest: float) -> float:
     return int.from_bytes(os.urandom(4)) / 2**32 * longest
+
+
+def _open_files(fds: Sequence[int]) -> list[tuple[int, int]]:
+    """What is open, not only under which number: a reconnect gets the number just freed."""
+    return [(fd, os.fstat(fd).st_ino) for fd in fds]
 
 
 def _user() -> str:

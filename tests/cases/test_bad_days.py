@@ -146,18 +146,19 @@ def test_o17_the_lease_is_renewed_while_the_job_cleans_up(sh):
     """TERM stops the job, and not the renewals: nobody gets in before the clean-up is over, and somebody at once after it."""
     done = sh.run(
         """
-        job='trap "sleep 5; touch $T/done; exit 0" TERM; touch $T/in; while :; do sleep .05; done'
-        cronlock --ttl 2 --kill-after 30 c6 -- sh -c "$job" & w=$!
+        job='trap "until [ -e $T/clean ]; do sleep .05; done; touch $T/done; exit 0" TERM; touch $T/in; while :; do sleep .05; done'
+        cronlock --ttl 2 --kill-after 50 c6 -- sh -c "$job" & w=$!
         await test -e $T/in
-        kill -TERM $w
-        until [ -e $T/done ]; do cronlock --ttl 2 c6 -- sh -c '[ -e $T/done ] || touch $T/early'; echo try=$?; done
-        wait $w; echo rc=$?
+        kill -TERM $w; end=$(($(now) + 5000000000))
+        while [ $(now) -lt $end ]; do cronlock --ttl 2 c6 -- touch $T/early; echo try=$?; done
+        touch $T/clean; wait $w; echo rc=$?
         timed next cronlock c6 -- true
         ls $T
         """
     )
+    tries = [line for line in done.out.splitlines() if line.startswith("try=")]
+    assert set(tries) == {"try=75"}
     assert "done" in done.out.split() and "early" not in done.out.split()
-    assert done.out.count("try=75") > 3
     assert (done["rc"], done["next"]) == ("0", "0")
 
 
@@ -248,7 +249,7 @@ def test_o38_no_transaction_is_left_open(sh, postgresql_server, postgresql_datab
         """
         cronlock --ttl 30 g5 -- sh -c "$JOB" & w=$!
         await test -e $T/in
-        for look in 1 2 3 4; do sql "$STATE"; sleep .4; done
+        for look in 1 2 3; do sql "$STATE"; sleep .4; done
         cronlock g5 -- touch $T/ran; echo rc=$?
         touch $T/over; wait $w; echo holder=$?
         """,
@@ -257,7 +258,7 @@ def test_o38_no_transaction_is_left_open(sh, postgresql_server, postgresql_datab
         " where application_name like 'cronlock%' and datname = current_database()",
     )
     looks = [line for line in done.out.splitlines() if "|" in line]
-    assert len(looks) == 4
+    assert len(looks) == 3
     assert len(set(looks)) == 1  # the same session all the time
     assert looks[0].endswith("|idle|True|True")
     assert (done["rc"], done["holder"], done.err) == ("75", "0", "")
@@ -296,7 +297,7 @@ def test_o39_a_connection_limit(sh, postgresql_server, postgresql_database):
     assert done.err.count("too many connections") == done.err.count("\n") == starts
     assert "ran" not in done.out.split()
     assert done["holder"] == "0"
-    assert starts <= attempts <= starts * 10
+    assert starts <= attempts <= starts * 15
 
 
 def test_o43_a_replica_is_an_error(bad_day):
@@ -416,6 +417,7 @@ def test_o71_a_client_whose_work_lives_elsewhere(sh):
     assert done["rc"] == "124"
     assert done.took("rc") < 5 + SLACK
     assert "late" in done.out.split()
+    assert "runs its work elsewhere" in done.err
     assert not any(word in done.err for word in ("all processes", "everything", "all its"))
     assert "docker exec" in (DOCS / "guarantees.md").read_text()
 

@@ -29,6 +29,8 @@ where locktype = 'advisory' and database = (select oid from pg_database where da
 def pgbouncer(postgresql_server, postgresql_database) -> Iterator[Callable[[str], str]]:
     """pgbouncer(pool_mode): the URL of one that has three connections to the server."""
     program = shutil.which("pgbouncer") or unusable("needs Debian's package pgbouncer")
+    if not hasattr(postgresql_server, "home"):
+        pytest.skip("needs a server of our own")
     running: list[subprocess.Popen[bytes]] = []
 
     def start(mode: str) -> str:

@@ -75,7 +75,7 @@ def report(results: list[Result], command: str) -> str:
         ["recoveries over ttl + 1 s", *(sum(g.recovery > r.ttl + 1 for g in r.gaps) for r in results)],
     ]
     network = (
-        "in network namespaces of their own" if any(r.network for r in results) else "without networks of their own (needs root): no cuts"
+        "in network namespaces of their own" if any(r.network for r in results) else "without own networks (needs root): no cuts"
     )
     problems = [f"- {r.backend}: {text}" for r in results for text in wrong(r)]
     kept = [f"- {r.backend}: records and messages are in {r.directory}" for r in results if r.directory]

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import resource
 import signal
 import time
 
@@ -188,18 +189,19 @@ def test_an_empty_store(ctl, store):
     assert ctl("metrics", backend=store).status == 0
 
 
-def test_as_fast_as_a_lock_attempt(ctl, finish, store):
-    """Under twice the time of a bare attempt, each the best of three."""
+def test_as_cheap_as_a_lock_attempt(ctl, finish, store):
+    """Under twice a bare attempt, in processor time: this machine may be busy with something else."""
     finish("job", "true", backend=store)
 
-    def best(what):
-        times = []
-        for _ in range(3):
-            began = time.monotonic()
+    def spent(what):
+        best = 1e9
+        for _ in range(2):
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
             what()
-            times.append(time.monotonic() - began)
-        return min(times)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        return best
 
-    bare = best(lambda: finish("job", "true", backend=store))
+    bare = spent(lambda: finish("job", "true", backend=store))
     for verb in (["status"], ["history", "job"], ["key", "job"], ["metrics"], ["check"]):
-        assert best(lambda verb=verb: ctl(*verb, backend=store)) < 2 * bare + 0.05, verb
+        assert spent(lambda verb=verb: ctl(*verb, backend=store)) < 2 * bare, verb

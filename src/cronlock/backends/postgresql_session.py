@@ -208,6 +208,7 @@ class Servers:
     def open(self, name: str, until: float, standby: Iterable[Target] = ()) -> Session:
         """A connection to the first server that answers and can be written to."""
         before: Sequence[str] = ()
+        pause = 0.1
         while True:
             trouble: list[str] = [_STANDBY.format(shown({"host": host, "port": port})) for host, _, port in standby]
             full = False
@@ -228,7 +229,8 @@ class Servers:
             if not full or left(until) < 0.05:
                 raise BackendError(f"{self.where}: {'; '.join(dict.fromkeys(before or trouble))}")
             before = before or trouble
-            time.sleep(min(left(until), jitter(0.05, 0.3)))
+            time.sleep(min(left(until), jitter(pause / 2, pause)))  # a full server is not helped by being asked more often
+            pause = min(2 * pause, 2.0)
 
     def _refused(self, text: str) -> bool:
         """Is it worth trying again? Errors that a person has to mend are raised. libpq tells no SQLSTATE for a log-in."""

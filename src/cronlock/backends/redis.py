@@ -135,8 +135,10 @@ class Redis:
         token = grant.run.token
         try:
             command = ("EVAL", DELETE, 2, lock, state, token, channel, KEEP_MS)
-            if self._scripts and self._runs_scripts(self._server.ask([command], until)[0]):
-                return
+            if self._scripts:
+                answer = self._server.ask([command], until)[0]
+                if self._runs_scripts(answer) and not isinstance(answer, Refusal):  # a cluster's node refuses two keys
+                    return
             old = self._server.plain([("GET", state)], until)[0]
             mended = [("SET", state, states.encode(states.withdrawn(_state(old)[0], token)), "PX", KEEP_MS)] if old else []
             self._guarded(grant.name, token, [*mended, ("DEL", lock)], until)
