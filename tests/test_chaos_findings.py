@@ -14,14 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fixtures_redis import RedisServer
-from fixtures_store import Started, _children, alive, until
 
 from cronlock import clock
 from cronlock import run as run_module
 from cronlock.errors import BackendError
 from cronlock.model import Busy, Grant, Job
 from cronlock.signals import Signals
+from fixtures_redis import RedisServer
+from fixtures_store import Started, alive, until
 
 GUARD = """
 import os, signal, sys, time
@@ -145,15 +145,38 @@ def test_validity_counts_from_the_first_try_that_was_not_answered() -> None:
     assert backend.asked[1] - 0.1 <= asked <= backend.asked[1] < backend.asked[2]
 
 
-def test_a_frozen_guard_and_a_silent_store(own_redis: RedisServer, start: Callable[..., Started]) -> None:
+def test_a_frozen_guard_and_a_silent_store(own_redis: RedisServer, start: Callable[..., Started], tmp_path: Path) -> None:
     """The command is gone before the lease is, even if its guard is frozen and cronlock was waiting between two tries."""
-    running = start("--ttl", "3s", "job", "sh", "-c", "trap '' TERM; while :; do sleep 0.01; done", backend=own_redis.url())
-    guard = running.guard
-    command = int(until(lambda: _children(guard))[0])
-    os.kill(guard, signal.SIGSTOP)
+    script = "trap '' TERM; echo $$ >$T/pid.new; mv $T/pid.new $T/pid; while :; do sleep 0.01; done"
+    running = start("--ttl", "3s", "job", "sh", "-c", script, backend=own_redis.url())
+    until((tmp_path / "pid").exists)
+    command = int((tmp_path / "pid").read_text())
+    os.kill(running.guard, signal.SIGSTOP)
     asked = time.monotonic()
     os.kill(own_redis.pid, signal.SIGSTOP)
     until(lambda: not alive(command))
     assert time.monotonic() - asked < 3.0
     os.kill(own_redis.pid, signal.SIGCONT)
     assert running.end()[0] == 76
+
+
+def test_that_it_is_being_stopped_is_said_before_that_it_has_ended(tmp_path: Path) -> None:
+    """A frozen guard was told of a TERM and then killed; on a busy machine the command was dead before cronlock, which had taken
+    it over, had said that it is stopping the tree: so the lock was released, and a helper that ignores TERM acted on beside
+    the next run."""
+    up = tmp_path / "up"
+    helper = tmp_path / "helper"
+    helper.write_text(f"trap '' TERM\ntouch {up}\nsleep 60\n")
+    said = with_guard(
+        f"""
+keeper = start("trap 'exit 7' TERM; setsid sh {helper} & wait; wait")
+until(lambda: hear(keeper, "started") and os.path.exists("{up}"))
+os.kill(keeper.pid, signal.SIGSTOP)
+keeper.pass_on(signal.SIGTERM)
+looked = guard.tree.descendants
+guard.tree.descendants = lambda root: time.sleep(0.3) or looked(root)
+keeper.kill()
+until(lambda: hear(keeper, "gone"))
+"""
+    )
+    assert said[1:] == ["stopping signal", f"ended {7 << 8}", "gone"]

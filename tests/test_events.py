@@ -113,7 +113,7 @@ def test_warn_after(finish, store):
     assert status == 0 and re.fullmatch(r"cronlock: job: still running after 0\.\ds\n", err), err
 
 
-@pytest.mark.parametrize("store", ["flock", "redis"], indirect=True)
+@pytest.mark.parametrize("store", ["redis"], indirect=True)
 def test_warn_after_what_is_usual_or_never(held, start, store):
     lease = held(ago=100, took=1)
     lease.release(lease.run.but(outcome="lost", status=76, end=time.time()), soon())

@@ -40,7 +40,7 @@ Exit status: the command's own; 128+N if signal N ended it; 75 skipped (-E);
 69 backend unavailable; 70 internal; 77 permission; 78 configuration.
 Every option can be set by CRONLOCK_ and its name in capitals: CRONLOCK_TTL=5m."""
 
-SECRET_SEEN = (
+SEEN_BY_PS = (
     "the backend's password is on the command line, where every user's ps shows it: use CRONLOCK_BACKEND, ?password_file= or .pgpass"
 )
 
@@ -266,7 +266,7 @@ def _own_descriptors() -> None:
 def doubts(argv: Sequence[str], words: Sequence[str], job: Job, url: str) -> Iterator[Event]:
     """What is legal and probably not meant."""
     if _password_in(argv, url):
-        yield Event("password", "warning", SECRET_SEEN)
+        yield Event("password", "warning", SEEN_BY_PS)
     by_string = job.command[0] not in words  # the shell of -c STRING was not typed
     if by_string and _backgrounds_itself(job.command[2], job.command[0]):
         yield Event("background", "warning", BACKGROUND)

@@ -300,6 +300,8 @@ class Guard:
                 elif self._asked:
                     said.append("gone")  # told to stop when the command had already ended: the guard had left, and answers no more
         if self._ward:
+            said += self._backlog  # that it is being stopped, before that it has ended: else the end would count as its own
+            self._backlog = []
             said += self._ward.turn()
         return said
 

@@ -47,6 +47,7 @@ EVENTS = {
     "renewed": "the store answers again, the lock was held all the time",
     "regained": "the lock was gone for a moment and nobody else had it; it is held again",
     "stuck": "processes of the command survive KILL, so the lock is kept",
+    "elsewhere": "part of the command runs where no signal of ours reaches it",
     "unreleased": "the lock could not be released and will run out by its ttl",
     "backend": "something about the store that a person should hear of",
     "heartbeat": "the monitors took a ping",

@@ -74,9 +74,7 @@ def report(results: list[Result], command: str) -> str:
         ["recovery: 99 % below", *(_seconds(_quantile([g.recovery for g in r.gaps])) for r in results)],
         ["recoveries over ttl + 1 s", *(sum(g.recovery > r.ttl + 1 for g in r.gaps) for r in results)],
     ]
-    network = (
-        "in network namespaces of their own" if any(r.network for r in results) else "without own networks (needs root): no cuts"
-    )
+    network = f"contenders {'in networks of their own' if any(r.network for r in results) else 'on one network (no root): no cuts'}"
     problems = [f"- {r.backend}: {text}" for r in results for text in wrong(r)]
     kept = [f"- {r.backend}: records and messages are in {r.directory}" for r in results if r.directory]
     return "\n".join(
@@ -84,10 +82,11 @@ def report(results: list[Result], command: str) -> str:
             "# Chaos",
             "",
             f"`{command}` on {time.strftime('%Y-%m-%d')}, seed {results[0].seed}, ttl {results[0].ttl:g} s, commit {_commit()},",
-            f"{platform.system()} {platform.release()}, {os.cpu_count()} processors, Python {platform.python_version()}; contenders {network}.",
+            f"{platform.system()} {platform.release()}, {os.cpu_count()} processors, Python {platform.python_version()}; {network}.",
             "",
-            "Two runs overlap if one still wrote after the other had begun to; each writes every 20 ms. Recovery counts from the last act of",
-            "the run before, or from when the store was back or what was frozen with the lock went on, to the first act of the next.",
+            "Two runs overlap if one still wrote after the other had begun to; each writes every 20 ms. Recovery counts from",
+            "the last act of the run before, or from when the store was back or what was frozen with the lock went on,",
+            "to the first act of the next.",
             "",
             *_table(["", *names], figures),
             "",
@@ -95,9 +94,22 @@ def report(results: list[Result], command: str) -> str:
             "",
             *_table(["", *names], rows),
             "",
+            *_slow(results),
             *(["## Wrong", "", *problems, *kept, ""] if problems else []),
         ]
     )
+
+
+def _slow(results: list[Result]) -> list[str]:
+    """What happened around the recoveries that took longer than a ttl and a second."""
+    said = []
+    for result in results:
+        for gap in (gap for gap in result.gaps if gap.recovery > result.ttl + 1):
+            end = gap.at + gap.seconds * 1e9
+            around = [f for f in result.faults if f.at < end and f.until > gap.at - result.ttl * 1e9]
+            what = ", ".join(f"{f.kind} {f.slot} {(f.at - gap.at) / 1e9:+.1f}…{(f.until - gap.at) / 1e9:+.1f}" for f in around)
+            said.append(f"- {result.backend}: {gap.recovery:.2f} s of {gap.seconds:.2f} s; seconds from the last act: {what}")
+    return ["## Recoveries over ttl + 1 s", "", *said, ""] if said else []
 
 
 def _windows(results: list[Result]) -> list[list[object]]:

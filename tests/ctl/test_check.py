@@ -219,7 +219,7 @@ def test_the_options_of_a_mount():
     assert level("hard,local_lock=all") == ["trouble"]
 
 
-def test_a_slow_store(check, postgresql_server, postgresql_database, monkeypatch):
+def test_a_slow_store(check, redis_server):
     """Every answer comes 0.6 s late."""
     import threading
     import time
@@ -242,12 +242,12 @@ def test_a_slow_store(check, postgresql_server, postgresql_database, monkeypatch
                 client, _ = listener.accept()
             except OSError:
                 return
-            server = socket.create_connection(("127.0.0.1", postgresql_server.port))
+            server = socket.create_connection(("127.0.0.1", redis_server.port))
             threading.Thread(target=pump, args=(client, server, 0), daemon=True).start()
             threading.Thread(target=pump, args=(server, client, 0.6), daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
-    found = check(f"postgresql://postgres:top@127.0.0.1:{listener.getsockname()[1]}/{postgresql_database}")[1]
+    found = check(f"redis://127.0.0.1:{listener.getsockname()[1]}")[1]
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
     assert found["latency"][0] == "warning"

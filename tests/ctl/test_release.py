@@ -57,7 +57,8 @@ def test_a_skipped_start_says_who_took_it(ctl, holder, finish, store):
     holder("job", "--ttl", "30s")
     ctl("release", "job", "--yes", backend=store)
     status, _, err = finish("-v", "job", "true", backend=store)
-    assert status == 75 and f"busy: taken away by {getpass.getuser()} on {HERE} (cronlockctl release); its holder may still be stopping" in err
+    who = f"{getpass.getuser()} on {HERE}"
+    assert status == 75 and f"busy: taken away by {who} (cronlockctl release); its holder may still be stopping" in err
     assert ctl("status", "job", backend=store).out.startswith("job: released\n")
 
 

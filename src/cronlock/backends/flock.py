@@ -381,7 +381,8 @@ def lock_error(error: OSError, path: str) -> BackendError | ConfigError | Permis
     code = error.errno
     if code in (errno.EACCES, errno.EPERM):
         who = f"{_owner(path)}permission denied for uid {os.geteuid()}"
-        return PermissionDenied(f"{path}: {who}: for a job of several users give an absolute path as NAME, which is locked and never written")
+        advice = "for a job of several users give an absolute path as NAME, which is locked and never written"
+        return PermissionDenied(f"{path}: {who}: {advice}")
     if code == errno.ELOOP:
         return ConfigError(f"{path} is a symbolic link, which is not followed: give its target")
     if code in (errno.ENOENT, errno.ENOTDIR):
