@@ -294,7 +294,7 @@ class Supervision:
         self._guard.stop(kill_after)
         client = os.path.basename(self._job.command[0])
         if client in CLIENTS:
-            hint = f"{client} runs its work elsewhere, where no signal of ours reaches it: it may go on without the lock; put cronlock inside"
+            hint = f"{client} runs its work elsewhere, where no signal of ours arrives: it may go on unlocked; put cronlock inside"
             self._observe(Event("elsewhere", "warning", hint))
 
     def _pass_on(self, signum: int) -> None:

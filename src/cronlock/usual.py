@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from cronlock.model import Value
 
 TYPE_CHECKING = False
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
 
 ENOUGH = 5  # runs, before anything is called unusual
 TIMES = 3  # a run is overdue once it has taken so many times the usual
+SKEW = 60.0  # seconds that another host's clock may be apart from ours before its runs look longer than they are
 LEAST = 5.0  # seconds that any run may take without a word; nor is the history read for a shorter one
 
 
@@ -39,9 +42,10 @@ def usual(history: Sequence[Run]) -> Usual | None:
 
 
 def overdue(run: Run, known: Usual | None, now: float) -> bool:
-    """Whether a run that is still going has taken far longer than is usual."""
+    """Whether a run that is still going has taken far longer than is usual. Its start is by its own host's clock."""
     limit = known.limit if known else None
-    return limit is not None and now - run.start > limit
+    apart = 0.0 if run.host == os.uname().nodename else SKEW
+    return limit is not None and now - run.start > limit + apart
 
 
 def doubles(history: Sequence[Run]) -> set[str]:

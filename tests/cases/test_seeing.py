@@ -8,13 +8,13 @@ import os
 def test_o59_a_skipped_start_mails_nothing_and_an_error_does(sh):
     done = sh.run(
         """
-        cronlock l2 -- sh -c 'touch $T/in; sleep 3' & await test -e $T/in
+        cronlock l2 -- sh -c 'touch $T/in; until [ -e $T/over ]; do sleep .1; done' & await test -e $T/in
         cronlock l2 -- true >$T/default 2>&1; echo rc=$?
         cronlock -q l2 -- true >$T/o 2>&1; echo quiet=$?
         echo bytes=$(cat $T/default $T/o | wc -c)
         cronlock -v l2 -- true 2>&1 | grep -c 'busy: held by' | sed s/^/seen=/
         cronlock -b redis://127.0.0.1:1 -q l2 -- true 2>&1 | wc -l | sed 's/ *//;s/^/lines=/'
-        wait
+        touch $T/over; wait
         """
     )
     assert (done["rc"], done["quiet"], done["bytes"]) == ("75", "75", "0")

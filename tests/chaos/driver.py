@@ -76,6 +76,7 @@ class Slot:
         self.said: IO[bytes] = (directory / f"said-{number}").open("ab")
         self.process: subprocess.Popen[bytes] | None = None
         self.again = 0.0
+        self.born = 0  # when the present cronlock was started
         self.quiet_until = 0.0
         self.one_keeper = False  # the other one was killed
         self.frozen: set[str] = set()
@@ -179,6 +180,7 @@ class Chaos:
         environ = {k: v for k, v in os.environ.items() if not k.startswith("CRONLOCK_")} | {"SLOT": slot.name}
         slot.said.write(f"--- {time.monotonic_ns()}\n".encode())
         slot.said.flush()
+        slot.born = time.monotonic_ns()
         slot.process = subprocess.Popen(
             [*inside, CRONLOCK, *options, "chaos", *command],
             env=environ,
@@ -238,6 +240,8 @@ class Chaos:
         pids = {"cronlock": [slot.pid], "guard": [guard], "command": command}.get(what, [slot.pid, guard])
         if not all(pids) or not pids or (slot in holders and not command):
             return False
+        if kind in KEEPERS and not self._has_acted(slot):  # the judge could not tell this run from the slot's next one
+            return False
         if kind == "kill-command":  # helpers that outlived it would be daemons, which are let go
             stop_all(slot.command)
             pids = slot.command()
@@ -253,6 +257,10 @@ class Chaos:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM if kind == "term-cronlock" else signal.SIGKILL)
         return True
+
+    def _has_acted(self, slot: Slot) -> bool:
+        lines = (line.split() for line in self.record.read_text().splitlines())
+        return any(line[0] == "start" and line[3] == slot.name and int(line[1]) > slot.born for line in lines)
 
     def _freeze(self, kind: str, slot: Slot, pids: list[int]) -> None:
         seconds = self._length()

@@ -95,6 +95,7 @@ select l.got, exists(select from u) from l""",
     )
 )
 # $7 the token this grant replaced, $8 run, $9 fence
+# The run I replaced ($7) must be over: a lagging failover may bring back a row whose lease still stands.
 REGAIN = "".join(
     (
         HEAD,
@@ -102,7 +103,8 @@ REGAIN = "".join(
         """, token = $5, run = $8::jsonb, fence = greatest(fence, $9::bigint),
         claims = case when $8::jsonb ? 'label' and not claims @> jsonb_build_array(jsonb_build_object('token', $5))
             then claims || $8::jsonb else claims end
-    where name = $1 and version <= 1 and (token = $5 and not run ? 'outcome' or token = $7) returning 1)
+    where name = $1 and version <= 1 and (token = $5 and not run ? 'outcome'
+            or token = $7 and expires <= clock_timestamp()) returning 1)
 select l.got, exists(select from u) from l""",
     )
 )

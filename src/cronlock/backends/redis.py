@@ -139,8 +139,10 @@ class Redis:
                 answer = self._server.ask([command], until)[0]
                 if self._runs_scripts(answer) and not isinstance(answer, Refusal):  # a cluster's node refuses two keys
                     return
-            old = self._server.plain([("GET", state)], until)[0]
-            mended = [("SET", state, states.encode(states.withdrawn(_state(old)[0], token)), "PX", KEEP_MS)] if old else []
+            old = self._server.ask([("GET", state)], until)[0]
+            mended: list[Any] = []
+            if isinstance(old, bytes):
+                mended.append(("SET", state, states.encode(states.withdrawn(_state(old)[0], token)), "PX", KEEP_MS))
             self._guarded(grant.name, token, [*mended, ("DEL", lock)], until)
         except Exception:  # noqa: S110 - the ttl does it then
             pass

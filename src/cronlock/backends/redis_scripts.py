@@ -121,7 +121,7 @@ DELETE = (
     + """
 local token, channel, keep = unpack(ARGV)
 if not mine then return {'held'} end
-local ok, s = pcall(cjson.decode, redis.call('GET', KEYS[2]) or '')
+local ok, s = pcall(cjson.decode, redis.pcall('GET', KEYS[2]) or '')
 if ok and type(s) == 'table' and s.v == 1 and type(s.run) == 'table' and s.run.token == token then
   local others = {}
   for _, c in ipairs(s.claims) do if c.token ~= token then table.insert(others, c) end end
