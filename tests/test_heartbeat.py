@@ -552,10 +552,10 @@ def test_a_slow_reader_slows_the_command_and_loses_nothing(start: Start, locks: 
 
 
 def test_what_a_slow_reader_has_not_read_yet_is_not_lost(start: Start, finish: Finish, locks: str, monitor: Server) -> None:
-    """The command ends with two pipes full, and as much in our hand: the lock is free, the ping is out, cronlock waits for the reader."""
+    """The command ends with two pipes full, and the rest in our hand: the lock is free, the ping is out, cronlock waits for the reader."""
     options = ("--heartbeat", monitor.url + CHECK, "--heartbeat-output", "1k")
     read, write = os.pipe()
-    job = start(*options, "j", "head", "-c", "180000", "/dev/zero", backend=locks, stdout=write)
+    job = start(*options, "j", "head", "-c", "135000", "/dev/zero", backend=locks, stdout=write)
     os.close(write)
     until(lambda: len(monitor.log) == 2)
     assert finish("j", "true", backend=locks)[0] == 0
@@ -563,7 +563,7 @@ def test_what_a_slow_reader_has_not_read_yet_is_not_lost(start: Start, finish: F
     until(lambda: time.monotonic() > patient)
     assert job.poll() is None
     with open(read, "rb") as stream:
-        assert len(stream.read()) == 180_000
+        assert len(stream.read()) == 135_000
     assert job.end()[0] == 0
 
 

@@ -99,7 +99,10 @@ def test_what_is_overdue_stands_out(store, past):
     for _ in range(5):
         past("job", took=10)
     known = usual([run(outcome="ok", end=1010.0)] * 5)
-    going = Status("job", True, run(start=0.0, host="web1"))
+    going = Status("job", True, run(start=0.0, host=os.uname().nodename))
+    elsewhere = Status("job", True, run(start=0.0, host="web1"))  # whose clock may be a minute apart
+    assert not status.facts(elsewhere, tuple([run(outcome="ok", end=1010.0)] * 5), 89.0).overdue
+    assert status.facts(elsewhere, tuple([run(outcome="ok", end=1010.0)] * 5), 91.0).overdue
     assert status.facts(going, tuple([run(outcome="ok", end=1010.0)] * 5), 31.0).overdue
     assert not status.facts(going, tuple([run(outcome="ok", end=1010.0)] * 5), 29.0).overdue
     assert not status.facts(going, tuple([run(outcome="ok", end=1010.0)] * 4), 1e6).overdue  # too little is known
