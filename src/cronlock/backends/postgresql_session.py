@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import os
 import select
 import socket
@@ -11,6 +10,7 @@ from itertools import zip_longest
 
 from psycopg import OperationalError, pq
 
+from cronlock.backends import dial
 from cronlock.clock import left, now
 from cronlock.errors import BackendError, ConfigError, PermissionDenied
 
@@ -160,29 +160,22 @@ def _ready(fd: int, events: int, until: float) -> None:
 
 
 def look_up(host: str, seconds: float) -> Sequence[str]:
-    """The addresses of `host`. getaddrinfo can't be interrupted and has time-outs of its own, so a thread calls it."""
+    """The addresses of `host`. getaddrinfo can't be interrupted and has time-outs of its own."""
     try:
         socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
         return [host]
     except (OSError, ValueError):
         pass  # a name, or an address with a scope
-    done, answer = _thread.allocate_lock(), list[list[str] | OSError]()
 
-    def ask() -> None:
-        try:
-            answer.append(list(dict.fromkeys(str(i[4][0]) for i in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))))
-        except (OSError, UnicodeError) as error:
-            answer.append(error if isinstance(error, OSError) else OSError(str(error)))
-        finally:
-            done.release()
+    def ask() -> list[str]:
+        return list(dict.fromkeys(str(i[4][0]) for i in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)))
 
-    done.acquire()
-    _thread.start_new_thread(ask, ())
-    if not done.acquire(timeout=max(0.0, min(seconds, 1e6))):
-        raise OSError("the name server does not answer")
-    if isinstance(answer[0], OSError):
-        raise answer[0]
-    return answer[0]
+    try:
+        return dial.in_time(ask, now() + seconds, f"looking up {host}")  # type: ignore[no-any-return]
+    except dial.Broken:
+        raise OSError("the name server does not answer") from None
+    except UnicodeError as error:
+        raise OSError(str(error)) from None
 
 
 class Servers:

@@ -286,9 +286,6 @@ class Redis:
         done = self._server.plain([("MULTI",), *commands, ("EXEC",)], until)[-1]
         return done if done is None else list(done)
 
-    def _plain(self, commands: list[Any], until: float) -> list[Any]:
-        return [self._server.checked(reply) for reply in self._server.ask(commands, until)]
-
 
 class RedisLease:
     fds: Sequence[int] = ()  # a key, not a connection, is the lock
