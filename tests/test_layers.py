@@ -8,11 +8,14 @@ import cronlock
 
 HOME = Path(cronlock.__file__).parent
 LAYERS = (
-    "model errors durations clock __init__",
-    "periods state usual local protocol exits tree signals observers heartbeat tail config",
+    "model errors durations clock lean __init__",
+    "periods state usual local protocol exits tree signals observers heartbeat tail",
     "guard lease backends",
     "run",
     "registry options",
+    "config",
+    "arguments",
+    "manual",
     "cli ctl testing __main__",
 )
 DEPTH = {room: depth for depth, rooms in enumerate(LAYERS) for room in rooms.split()}

@@ -21,13 +21,11 @@ from __future__ import annotations
 import errno
 import os
 import select
-import signal
-import socket
 import time
-from contextlib import suppress
 
 from cronlock import clock, tree
 from cronlock.errors import CommandError
+from cronlock.lean import recv_fds, send_fds, signal, socket, suppress
 from cronlock.model import Value
 
 TYPE_CHECKING = False
@@ -269,7 +267,7 @@ class Guard:
         """The lock is carried by other descriptors now."""
         if self._sock and fds:
             with suppress(OSError):
-                socket.send_fds(self._sock, [b"fds"], list(fds))
+                send_fds(self._sock, b"fds", fds)
 
     def kill(self) -> None:
         """It does not answer: without it, its command is ours."""
@@ -399,7 +397,7 @@ def _attend(sock: socket.socket, bell: int, ward: Ward, held: list[int]) -> None
                 os.read(bell, 4096)
         if sock.fileno() in ready:
             try:
-                packet, fds, _, _ = socket.recv_fds(sock, 65536, 16)
+                packet, fds = recv_fds(sock, 65536, 16)
             except ConnectionResetError:  # cronlock died with a message of ours unread; the next call says end of file
                 continue
             word, *numbers = packet.decode().split() or ["gone"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 
 from cronlock import clock
+from cronlock.lean import suppress
 
 SYSTEM_DIRECTORY = "/var/lib/cronlock"
+SAID = "said-"
+DAY = 86400.0  # seconds, after which no mark means anything
 
 
 def default_directory() -> str:
@@ -30,10 +32,11 @@ def lately(what: str, seconds: float) -> bool:
 
 
 def mark(what: str) -> bool:
-    """False: it can't be kept, so it had better not be said, or it would be said each time."""
+    """Also removes old marks: jobs come and go. False: it can't be kept, so it had better not be said, or it would be said each time."""
     path = _mark(what)
     try:
         os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+        _forget(os.path.dirname(path))
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
         os.utime(path)
     except OSError:
@@ -41,7 +44,16 @@ def mark(what: str) -> bool:
     return True
 
 
+def _forget(directory: str) -> None:
+    for name in os.listdir(directory):
+        path = os.path.join(directory, name)
+        if name.startswith(SAID) and "." not in name:  # a lock's files have an ending
+            with suppress(FileNotFoundError):  # another run was faster
+                if clock.wall() - os.lstat(path).st_mtime > DAY:
+                    os.unlink(path)
+
+
 def _mark(what: str) -> str:
     from hashlib import sha256
 
-    return os.path.join(default_directory(), "said-" + sha256(os.fsencode(what)).hexdigest()[:16])
+    return os.path.join(default_directory(), SAID + sha256(os.fsencode(what)).hexdigest()[:16])

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import suppress
 
 from cronlock import clock, durations, exits
+from cronlock.lean import suppress
 from cronlock.model import Busy, Done, Event, Outcome
 
 TYPE_CHECKING = False

@@ -1,4 +1,4 @@
-"""Every option of `cronlock`, once. click's command, the environment, the manual and the completions are made from this table."""
+"""Every option of `cronlock`, once: parser, click's command, environment, config, manual and completions are made of it."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ OPTIONS = (
     Option("syslog", "flag", "all events to syslog as well, as cronlock", "", False),
     Option("verbose", "flag", "tell the whole story", "v", False),
     Option("quiet", "flag", "errors only", "q", False),
+    Option("config", "text", "read this instead of /etc/cronlock.toml and ~/.config/cronlock/config.toml", "", None, "FILE"),
 )
 
 FLOCK_ONLY = {

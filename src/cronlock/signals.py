@@ -8,14 +8,13 @@ What was ignored at the start (nohup, a shell's `&`) stays ignored.
 from __future__ import annotations
 
 import os
-import signal
-from contextlib import contextmanager, suppress
 
 from cronlock.errors import Interrupted
+from cronlock.lean import signal, suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from typing import Self
 
 TAKEN = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -35,7 +34,7 @@ class Signals:
     def __enter__(self) -> Self:
         signal.set_wakeup_fd(self._ringer, warn_on_full_buffer=False)
         for signum in TAKEN:
-            if signal.getsignal(signum) is not signal.SIG_IGN:
+            if signal.getsignal(signum) != signal.SIG_IGN:
                 signal.signal(signum, self._handle)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # even if ignored at start: a child's status must not get lost
         # somebody may have started us with them blocked; the command gets that mask back
@@ -48,7 +47,7 @@ class Signals:
     def give_back(self) -> None:
         """As they were at the start, for a program that takes this process over."""
         for signum in (*TAKEN, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
-            if signal.getsignal(signum) is not signal.SIG_IGN or signum in (signal.SIGPIPE, signal.SIGXFSZ):
+            if signal.getsignal(signum) != signal.SIG_IGN or signum in (signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
 
@@ -66,18 +65,13 @@ class Signals:
         for signum in self.received:
             deliver(signum)
 
-    @contextmanager
-    def interruptible(self) -> Iterator[None]:
-        """Within, a signal raises Interrupted, also one that came just before."""
-        self._raising = True
-        try:
-            self.check()
-            yield
-        finally:
-            self._raising = False
+    def interruptible(self) -> Interruptible:
+        """A context: within, a signal raises Interrupted, also one that came just before."""
+        return Interruptible(self)
 
-    def check(self) -> None:
-        if self.received:
+    def raising(self, on: bool) -> None:
+        self._raising = on and not self.received
+        if on and self.received:
             raise Interrupted(self.received[0])
 
     def _handle(self, signum: int, _frame: object) -> None:
@@ -86,3 +80,14 @@ class Signals:
             self._deliver(signum)
         elif self._raising:
             raise Interrupted(signum)
+
+
+class Interruptible:
+    def __init__(self, signals: Signals) -> None:
+        self._signals = signals
+
+    def __enter__(self) -> None:
+        self._signals.raising(True)
+
+    def __exit__(self, *_: object) -> None:
+        self._signals.raising(False)

@@ -10,9 +10,8 @@ say the same rule in their own words, and the contract tests hold the three toge
 
 from __future__ import annotations
 
-import json
-
 from cronlock.errors import ConfigError
+from cronlock.lean import dumps, loads
 from cronlock.model import Busy, Done, Grant, Run, Value
 
 TYPE_CHECKING = False
@@ -89,22 +88,21 @@ def vanished(state: State) -> Run | None:
 
 
 def encode(state: State) -> str:
-    return json.dumps(
+    return dumps(
         {
             "v": VERSION,
             "fence": str(state.fence),
             "held": state.held,
             "run": _plain(state.run) if state.run else None,
             "claims": [_plain(c) for c in state.claims],
-        },
-        ensure_ascii=True,  # surrogates of undecodable argv bytes survive as \udcXX
+        }
     )
 
 
 def decode(text: str | bytes) -> State:
     """ConfigError: a newer cronlock wrote it. Foreign: nobody of ours did."""
     try:
-        raw = json.loads(text)
+        raw = loads(text)
         version = raw["v"]
         if version == VERSION:
             return State(
@@ -122,13 +120,13 @@ def decode(text: str | bytes) -> State:
 
 def encode_run(run: Run) -> str:
     """One line of the history, or the readable holder beside a token."""
-    return json.dumps({"v": VERSION, **_plain(run)})
+    return dumps({"v": VERSION, **_plain(run)})
 
 
 def decode_run(text: str | bytes) -> Run:
     """Foreign if it is not one of ours (a newer field is dropped: history is for people)."""
     try:
-        return _run(json.loads(text))
+        return _run(loads(text))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise Foreign(f"{type(error).__name__}: {error}") from None
 

@@ -7,11 +7,9 @@ when the guard has no child left at all, waitpid(2) says ECHILD and the tree is 
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
-from contextlib import suppress
 
+from cronlock.lean import prctl, signal, suppress
 from cronlock.model import Value
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -27,7 +25,7 @@ class Process(Value):
 
 def become_subreaper() -> None:
     """Orphaned descendants come to this process instead of init."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def look(pid: int | str) -> Process | None:

@@ -14,15 +14,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import signal
 import stat
 import time
-from contextlib import contextmanager, suppress
-
-from filelock import lock_descriptor, unlock_descriptor
 
 from cronlock import clock, state
 from cronlock.errors import BackendError, ConfigError, LeaseLost, PermissionDenied, UsageError
+from cronlock.lean import signal, suppress
 from cronlock.local import default_directory
 from cronlock.model import Busy, Done, Grant, Run, Status
 
@@ -125,12 +122,8 @@ class FlockBackend:
         place = self._place(name)
         fd = open_lock(place)
         try:
-            with _ticking(until):
-                fcntl.flock(fd, fcntl.LOCK_EX)
-            if _same_file(place.path, fd):
+            if _blocking(fd, until) and _same_file(place.path, fd):
                 self._won[name], fd = fd, -1
-        except _TimeUp:
-            pass
         except OSError as error:
             raise lock_error(error, place.path) from None
         finally:
@@ -340,7 +333,7 @@ def lock(place: Place) -> int | None:
     for _ in range(10):
         fd = open_lock(place)
         try:
-            if not lock_descriptor(fd, blocking=False):
+            if not _locked(fd):
                 os.close(fd)
                 return None
             if _same_file(place.path, fd):
@@ -362,7 +355,7 @@ def _must_exclude(place: Place) -> None:
     """Some file systems say yes to everybody (FUSE without flock, seen with strace's injected 0 as well)."""
     second = os.open(place.path, place.access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        granted = lock_descriptor(second, blocking=False)
+        granted = _locked(second)
     finally:
         os.close(second)
     if granted:
@@ -372,8 +365,17 @@ def _must_exclude(place: Place) -> None:
 def _unlock(fd: int) -> None:
     """Unlock before close: a copy of the descriptor in another process must not keep the lock."""
     with suppress(OSError):
-        unlock_descriptor(fd)
+        fcntl.flock(fd, fcntl.LOCK_UN)
     os.close(fd)
+
+
+def _locked(fd: int) -> bool:
+    """What filelock.lock_descriptor does; importing filelock alone takes five times as long as a bare interpreter's start."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def lock_error(error: OSError, path: str) -> BackendError | ConfigError | PermissionDenied:
@@ -519,10 +521,9 @@ class _TimeUp(Exception):
     pass
 
 
-@contextmanager
-def _ticking(until: float) -> Iterator[None]:
-    """Let a blocking system call end at `until`: the timer ticks, so that a signal which came just before the
-    call blocked is seen at the next tick. ITIMER_REAL does not follow clock steps (setitimer(2))."""
+def _blocking(fd: int, until: float) -> bool:
+    """Wait for the lock in the kernel; False: not before `until`. The timer ticks, so that a signal which came just before
+    the call blocked is seen at the next tick. ITIMER_REAL does not follow clock steps (setitimer(2))."""
 
     def tick(_signum: int, _frame: object) -> None:
         if clock.now() >= until:
@@ -530,9 +531,12 @@ def _ticking(until: float) -> Iterator[None]:
 
     before = signal.signal(signal.SIGALRM, tick)
     period = max(0.001, min(0.2, clock.left(until)))
-    signal.setitimer(signal.ITIMER_REAL, period, period)
     try:
-        yield
+        signal.setitimer(signal.ITIMER_REAL, period, period)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+    except _TimeUp:
+        return False
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+    return True

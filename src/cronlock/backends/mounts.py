@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 
+from cronlock.lean import suppress
 from cronlock.model import Value
 
 TYPE_CHECKING = False

@@ -8,7 +8,8 @@ from contextlib import suppress
 
 import click
 
-from cronlock import __version__, clock, errors, exits, observers
+from cronlock import __version__, clock, errors, exits, manual, observers
+from cronlock.config import settle
 from cronlock.ctl import check, history, key, metrics, release, status
 from cronlock.durations import parse
 from cronlock.options import OPTIONS, convert
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from cronlock.protocol import Backend
 
-BACKEND = next(option for option in OPTIONS if option.name == "backend")
+BY_NAME = {option.name: option for option in OPTIONS}
 UNKNOWN = 3  # of a monitoring plugin that could not find out
 
 
@@ -59,18 +60,35 @@ def start(argv: list[str]) -> int:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
     help="See who holds which lock, since when, and how the last runs ended. Disturbs nothing, release aside.",
 )
-@click.option("-b", "--backend", "url", metavar="URL", help="where the locks live, as for cronlock  [flock:]")
+@click.option("-b", "--backend", metavar="URL", help="where the locks live, as for cronlock  [flock:]")
+@click.option("--config", metavar="FILE", help="read this config instead of the usual ones")
 @click.version_option(__version__, "-V", "--version", prog_name="cronlockctl", message="%(prog)s %(version)s")
 @click.pass_context
-def commands(context: click.Context, url: str | None) -> int | None:
+def commands(context: click.Context, backend: str | None, config: str | None) -> int | None:
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
         return exits.USAGE
-    if url is None:
-        url = os.environ.get(BACKEND.variable, BACKEND.default)
-    context.obj = open_backend(convert(BACKEND, url))
+    words = {"backend": backend, "config": config}
+    context.obj = Stores({key: convert(BY_NAME[key], word) for key, word in words.items() if word is not None})
     context.call_on_close(context.obj.close)
     return None
+
+
+class Stores:
+    """What was given, and the backend that it, the environment and the config come to for a lock."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self.given = given
+        self._opened: list[Backend] = []
+
+    def open(self, name: str = "") -> Backend:
+        values, _ = settle(self.given, name, os.environ)
+        self._opened.append(open_backend(values["backend"]))
+        return self._opened[-1]
+
+    def close(self) -> None:
+        for backend in self._opened:
+            backend.close()
 
 
 def duration(_context: click.Context, _parameter: click.Parameter, text: str | None) -> float | None:
@@ -80,12 +98,17 @@ def duration(_context: click.Context, _parameter: click.Parameter, text: str | N
         raise click.BadParameter(str(error)) from None
 
 
+def complete(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    return manual.names(context.find_root().params, incomplete)
+
+
 @commands.command("status", help="Who holds what. Since when, and is that usual; with NAME all about it.")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete)
 @click.option("--json", "as_json", is_flag=True, help="for programs; docs/cronlockctl.md has the schema")
 @click.option("--max-age", metavar="DURATION", callback=duration, help="monitoring plugin: 0 if it succeeded so recently, 1 warning, 2 not")
 @click.pass_obj
-def _status(backend: Backend, name: str | None, as_json: bool, max_age: float | None) -> int:
+def _status(stores: Stores, name: str | None, as_json: bool, max_age: float | None) -> int:
+    backend = stores.open(name or "")
     try:
         names = [name] if name else sorted(backend.names(clock.now() + backend.timeout))
         found = [status.look(backend, one) for one in names]
@@ -107,10 +130,11 @@ def _status(backend: Backend, name: str | None, as_json: bool, max_age: float | 
 
 
 @commands.command("history", help="How the last runs went. Oldest first, with what each took.")
-@click.argument("name")
+@click.argument("name", shell_complete=complete)
 @click.option("--json", "as_json", is_flag=True, help="for programs; docs/cronlockctl.md has the schema")
 @click.pass_obj
-def _history(backend: Backend, name: str, as_json: bool) -> int:
+def _history(stores: Stores, name: str, as_json: bool) -> int:
+    backend = stores.open(name)
     runs = backend.history(name, clock.now() + backend.timeout)
     if as_json:
         _json(history.as_json(backend, name, runs))
@@ -120,10 +144,11 @@ def _history(backend: Backend, name: str, as_json: bool) -> int:
 
 
 @commands.command("release", help="Take a lock from its holder. Its command is stopped and ends as lost.")
-@click.argument("name")
+@click.argument("name", shell_complete=complete)
 @click.option("-y", "--yes", is_flag=True, help="do not ask")
 @click.pass_obj
-def _release(backend: Backend, name: str, yes: bool) -> int:
+def _release(stores: Stores, name: str, yes: bool) -> int:
+    backend = stores.open(name)
     run, text = release.holder(backend, name)
     click.echo(text)
     if run is None:
@@ -137,8 +162,9 @@ def _release(backend: Backend, name: str, yes: bool) -> int:
 @commands.command("check", help="What would go wrong in production. A line each; 0 nothing, 1 warnings, 2 trouble.")
 @click.option("--json", "as_json", is_flag=True, help="for programs; docs/cronlockctl.md has the schema")
 @click.pass_obj
-def _check(backend: Backend, as_json: bool) -> int:
-    found = list(check.findings(backend, sys.argv[1:], os.environ))
+def _check(stores: Stores, as_json: bool) -> int:
+    backend = stores.open()
+    found = list(check.findings(backend, sys.argv[1:], os.environ, stores.given.get("config")))
     if as_json:
         _json(check.as_json(backend, found))
     else:
@@ -147,16 +173,17 @@ def _check(backend: Backend, as_json: bool) -> int:
 
 
 @commands.command("key", help="The same lock in SQL, redis-cli or flock(1).")
-@click.argument("name")
+@click.argument("name", shell_complete=complete)
 @click.pass_obj
-def _key(backend: Backend, name: str) -> int:
-    click.echo(key.text(backend, name))
+def _key(stores: Stores, name: str) -> int:
+    click.echo(key.text(stores.open(name), name))
     return 0
 
 
 @commands.command("metrics", help="All locks as Prometheus reads them.")
 @click.pass_obj
-def _metrics(backend: Backend) -> int:
+def _metrics(stores: Stores) -> int:
+    backend = stores.open()
     names = sorted(backend.names(clock.now() + backend.timeout))
     click.echo(metrics.text([status.look(backend, name) for name in names]))
     return 0

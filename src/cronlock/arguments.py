@@ -1,0 +1,190 @@
+"""argv -> the options that were given, the words after them, and the Job that all of it means.
+
+`plain` reads what a crontab line holds: click finds the same (a property test holds both to it), but importing it costs
+more than all else that a start on local files does. Whatever is not plain, a wrong option or --help, goes to click in manual.py.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from cronlock import clock, durations, errors, periods
+from cronlock.config import has_password
+from cronlock.model import Event, Job
+from cronlock.options import OPTIONS, convert
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import Any
+
+    from cronlock.options import Option
+
+USAGE = "cronlock [OPTIONS] NAME COMMAND [ARG]..."
+SEEN_BY_PS = (
+    "the backend's password is on the command line, where every user's ps shows it: use CRONLOCK_BACKEND, the config file, "
+    "?password_file= or .pgpass"
+)
+BACKGROUND = "the shell puts the command in the background (a & at the end, or &> in a shell that is not bash), so the lock goes at once"
+
+LONG = {f"--{name}": option for option in OPTIONS for name in (option.name, *option.aliases)}
+BY_KEY = {option.key: option for option in OPTIONS}
+SHORT = {letter: option for option in OPTIONS for letter in option.letters}
+
+
+def plain(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]] | None:
+    """The options given, converted, by key; and the words after them. None: click has more to say."""
+    given: dict[str, Any] = {}
+    rest = list(argv)
+    while rest and rest[0].startswith("-") and rest[0] != "-":
+        word = rest.pop(0)
+        if word == "--":
+            break
+        name, equals, value = word.partition("=")
+        option = LONG.get(name)
+        if option is None and not word.startswith("--"):
+            option, word = _short(word, given)
+            equals = value = word
+        if option is None:
+            return None
+        if option.kind == "flag":
+            if equals:
+                return None
+            given[option.key] = True
+            continue
+        if not equals:
+            if not rest:
+                return None
+            value = rest.pop(0)
+        given[option.key] = (*given.get(option.key, ()), value) if option.kind == "words" else value
+    return {key: _converted(BY_KEY[key], value) for key, value in given.items()}, rest
+
+
+def _converted(option: Option, value: str | bool | tuple[str, ...]) -> Any:
+    if isinstance(value, tuple):
+        return tuple(convert(option, one) for one in value)
+    return value if isinstance(value, bool) else convert(option, value)
+
+
+def _short(word: str, given: dict[str, Any]) -> tuple[Option | None, str]:
+    """Of `-nvt5m` the flags go into `given`; the last option is returned, and what is left for its value."""
+    for at, letter in enumerate(word[1:], 2):
+        option = SHORT.get(letter)
+        if option is None or option.kind != "flag" or at == len(word):
+            return option, word[at:]
+        given[option.key] = True
+    return None, ""
+
+
+def understand(values: Mapping[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> tuple[Job, str]:
+    """The Job that options and words mean, and the backend's URL."""
+    string = values["command"]
+    if not words:
+        raise errors.UsageError(f"a lock NAME is missing: {USAGE}")
+    name, rest = words[0], list(words[1:])
+    if string is None and len(rest) >= 1 and rest[0] in ("-c", "--command"):
+        if len(rest) != 2:
+            raise errors.UsageError(f"{rest[0]} takes exactly one argument, the shell command in quotes: cronlock NAME -c 'a && b'")
+        string, rest = rest[1], []
+    elif rest[:1] == ["--"]:
+        rest = rest[1:]
+    if string is not None and rest:
+        raise errors.UsageError("give either -c STRING or a COMMAND, not both")
+    check_name(name)
+    if string is None and not rest:
+        raise errors.UsageError(_no_command(name))
+    if rest and not rest[0]:
+        raise errors.UsageError("the COMMAND is an empty word: is a variable unset?")
+    command = (_shell(environ), "-c", string) if string is not None else tuple(rest)
+    if values["no_fork"]:
+        if not values["backend"].startswith(("flock:", "file:")):
+            raise errors.UsageError("-F works with local file locks only: another store's lock needs cronlock to stay alive")
+        for key in ("max_runtime", "min_hold", "warn_after", "heartbeat"):
+            if values[key]:
+                raise errors.UsageError(f"-F leaves no cronlock to see to --{key.replace('_', '-')}: drop one of the two")
+    if values["nonblock"] and values["wait"]:
+        raise errors.UsageError("-n and -w contradict each other: -n does not wait")
+    if values["verbose"] and values["quiet"]:
+        raise errors.UsageError("-v and -q contradict each other")
+    job = Job(
+        name,
+        command,
+        ttl=values["ttl"],
+        wait=values["wait"],
+        conflict_code=values["conflict_exit_code"],
+        no_fork=values["no_fork"],
+        max_runtime=values["max_runtime"],
+        kill_after=values["kill_after"],
+        min_hold=values["min_hold"],
+        warn_after=values["warn_after"],
+        jitter=values["jitter"],
+        **_period(values, environ),
+        on_lost=values["on_lost"],
+        on_unavailable=values["on_unavailable"],
+        heartbeat=values["heartbeat"],
+        heartbeat_output=values["heartbeat_output"],
+        heartbeat_timeout=values["heartbeat_timeout"],
+        environ={k: v for k, v in environ.items() if k != "CRONLOCK_HEARTBEAT"},  # its token is none of the command's business
+    )
+    return job, values["backend"]
+
+
+def _period(values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    """What --once-per and its companions mean for this start, by this host's clock now: before jitter, delay and waiting."""
+    once_per, prefer = values["once_per"], values["prefer"]
+    if once_per is None:
+        for key in ("retry_failed", "prefer"):
+            if values[key]:
+                raise errors.UsageError(f"--{key.replace('_', '-')} needs --once-per: without a period there is nothing to hold it against")
+        return {}
+    seconds = periods.check(once_per)
+    if values["no_fork"]:
+        raise errors.UsageError("-F leaves no cronlock to see to --once-per: drop one of the two")
+    standby = 0.0
+    if prefer and not {os.uname().nodename, os.uname().nodename.partition(".")[0]} & set(prefer):
+        standby = values["standby_delay"]
+    for key, delay in (("jitter", values["jitter"]), ("standby-delay", values["standby_delay"] if prefer else 0.0)):
+        if delay >= seconds:
+            raise errors.UsageError(f"--{key} {durations.show(delay)} must be shorter than --once-per {durations.show(seconds)}")
+    if "CRON_TZ" in environ:
+        os.environ["TZ"] = environ["CRON_TZ"]
+        time.tzset()
+    period = periods.period_of(clock.wall(), seconds)
+    return {"label": period.label, "period_end": period.end, "retry_failed": values["retry_failed"], "standby": standby}
+
+
+def check_name(name: str) -> None:
+    """Any 1–200 characters but control characters."""
+    if not name:
+        raise errors.UsageError("the lock NAME is empty: is a variable unset?")
+    if len(name) > 200:
+        raise errors.UsageError(f"the lock NAME has {len(name)} characters, 200 is the most")
+    if any(ord(c) < 32 or ord(c) == 127 for c in name):
+        raise errors.UsageError(f"the lock NAME {name!r} contains a control character")
+
+
+def _no_command(name: str) -> str:
+    if name in ("status", "history", "release", "check", "key", "metrics"):
+        return f"no COMMAND after the lock name {name!r}: did you mean cronlockctl {name}?"
+    if name.isdigit():
+        return f"no COMMAND after {name}: cronlock does not lock file descriptors, put it before the command: cronlock NAME COMMAND"
+    return f"no COMMAND after the lock name {name!r}: {USAGE} (a % in a crontab line cuts it off)"
+
+
+def _shell(environ: Mapping[str, str]) -> str:
+    return environ.get("SHELL") or "/bin/sh"
+
+
+def doubts(sources: Mapping[str, str], words: Sequence[str], job: Job, url: str) -> Iterator[Event]:
+    """What is legal and probably not meant."""
+    if sources["backend"] == "the command line" and has_password(url):
+        yield Event("password", "warning", SEEN_BY_PS)
+    by_string = job.command[0] not in words  # the shell of -c STRING was not typed
+    if by_string and _backgrounds_itself(job.command[2], job.command[0]):
+        yield Event("background", "warning", BACKGROUND)
+
+
+def _backgrounds_itself(string: str, shell: str) -> bool:
+    end = string.rstrip()
+    return (end.endswith("&") and not end.endswith("&&")) or ("&>" in end and os.path.basename(shell) in ("sh", "dash"))
