@@ -2,31 +2,21 @@
 
 import ast
 import importlib.util
+import itertools
 import re
+import tomllib
 
 import pytest
 
-from cronlock import cli, exits, guard, lease, observers
-from cronlock.backends import flock, redis
+from cronlock import config, errors, exits, guard, lease, observers
+from cronlock.backends import flock, postgresql, redis, redis_url
 from cronlock.backends.postgresql_sql import DDL
-from cronlock.model import Job
+from cronlock.model import Job, Run
 from cronlock.options import OPTIONS
-from cronlock.registry import open_backend
-from pages import PAGES, ROOT, blocks, command_lines
+from cronlock.run import environment
+from pages import PAGES, ROOT, anchors, fences, prose
 
 SOURCE = ROOT / "src/cronlock"
-SHOWN = [
-    (page.relative_to(ROOT).as_posix(), variables, argv)
-    for page in [*PAGES, ROOT / "examples/crontab.example"]
-    for text in ([block for block, _ in blocks(page, "sh", "crontab")] if page.suffix == ".md" else [page.read_text()])
-    for variables, argv in command_lines(text)
-]
-SHOWN += [
-    (page.name, variables, argv)
-    for page in PAGES
-    for cell in re.findall(r"`(cronlock [^`]+)`", "".join(re.findall(r"^\|.*\n", page.read_text(), re.M)))
-    for variables, argv in command_lines(cell)
-]
 
 
 def test_the_pages_made_from_the_code_are_fresh():
@@ -75,25 +65,112 @@ def test_every_event_is_in_the_vocabulary():
     assert kinds | outcomes == observers.EVENTS.keys()
 
 
-@pytest.mark.parametrize(("page", "variables", "argv"), SHOWN, ids=[f"{p}:{' '.join(a)[:60]}" for p, _, a in SHOWN])
-def test_a_command_line_that_is_shown_is_one(page, variables, argv):
-    """The program's own parser takes it, and its backend opens (which connects to nothing)."""
-    values, words = cli.parse(argv, variables)
-    if values is None:
-        return  # --help, --version
-    _, url = cli.understand(values, words, variables)[:2]
-    open_backend(url).close()
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_link_leads_somewhere(page):
-    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
-        if "://" not in target:
-            assert (page.parent / target).exists(), target
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        there = page.parent / path if path else page
+        assert there.exists(), target
+        assert not anchor or anchor in anchors(there), f"{target}: no such heading"
+
+
+def test_every_room_is_on_the_map():
+    rooms = (ROOT / "CONTRIBUTING.md").read_text().partition("src/cronlock/")[2].partition("```")[0].partition("Imports only go")[0]
+    names = {path.name for path in SOURCE.iterdir() if path.suffix == ".py" and not path.name.startswith("__")}
+    assert {name for name in names if not re.search(rf"\b{name}\b", rooms)} == set()
+
+
+def test_every_page_is_in_the_index():
+    index = (ROOT / "docs/index.md").read_text()
+    assert [page.name for page in PAGES if page.parent.name == "docs" and page.name != "index.md" and f"({page.name})" not in index] == []
+
+
+def strings():
+    """(what the program can say, the call that it is a part of) for each string of the source; `\0` stands for a value."""
+    for path in SOURCE.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        for call in [node for node in ast.walk(tree) if isinstance(node, ast.Call)] + [None]:
+            name = call.func.id if call and isinstance(call.func, ast.Name) else ""
+            for node in ast.walk(call or tree):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield node.value, name
+                if isinstance(node, ast.JoinedStr):
+                    for parts in itertools.product(*map(spellings, node.values)):
+                        yield "".join(parts), name
+
+
+def spellings(part):
+    if isinstance(part, ast.Constant):
+        return [part.value]
+    if isinstance(part.value, ast.IfExp) and all(isinstance(one, ast.Constant) for one in (part.value.body, part.value.orelse)):
+        return [part.value.body.value, part.value.orelse.value]
+    return ["\0"]
+
+
+STRINGS = sorted(set(strings()))
+QUOTED = sorted(
+    {
+        (page.name, quoted, status)
+        for page in PAGES
+        for head, rows in re.findall(r"(^\|.*\n)\|[-|]+\n((?:^\|.*\n)+)", page.read_text(), re.M)
+        for row in rows.splitlines()
+        for cells in [dict(zip(*(re.split(r"(?<!\\) *\| *", line.strip().strip("|").strip()) for line in (head, row)), strict=False))]
+        for quoted in re.findall(r"`([^`]+)`", cells.get("it says", cells.get("`-v` says", "")))
+        for status in re.findall(r"^\d+$", cells.get("status", "")) or [""]
+    }
+)
+
+
+@pytest.mark.parametrize(("page", "quoted", "status"), QUOTED, ids=[f"{page}:{quoted[:50]}" for page, quoted, _ in QUOTED])
+def test_a_message_that_is_quoted_is_one(page, quoted, status):
+    """Its fixed parts are in the source, and where an error of ours is made of it, that error has the status beside it."""
+    parts = [part.strip(" :;,.()") for part in quoted.split("…") if len(part.strip(" :;,.()")) > 2]
+    assert parts
+    for part in parts:
+        assert any(part in text for text, _ in STRINGS), f"nothing says {part!r}"
+    kinds = {name for text, name in STRINGS if max(parts, key=len) in text and hasattr(errors, name)} - {"LeaseLost", "CommandError"}
+    if status and kinds:
+        assert int(status) in {exits.status(getattr(errors, kind)("")) for kind in kinds}, kinds
+
+
+def test_every_variable_that_is_read_is_documented():
+    page = (ROOT / "docs/configuration.md").read_text() + (ROOT / "docs/cli.md").read_text()
+    known = set()
+    for path in SOURCE.rglob("*.py"):
+        text = path.read_text()
+        known |= set(re.findall(r"environ(?:\.get\(|\[)\"(\w+)\"", text)) | set(re.findall(r"\"(\w+)\" (?:not )?in (?:os\.)?environ", text))
+    assert {"HOME", "PATH", "XDG_CONFIG_HOME", "CRON_TZ", "NO_COLOR"} <= known
+    assert {name for name in known if f"`{name}`" not in page} == set()
+
+
+def test_every_variable_that_the_command_gets_is_documented():
+    page = (ROOT / "docs/cli.md").read_text()
+    given = environment(Job("x", ("true",)), Run("i", "t", "h", 1, "u", "c", 0.0), "flock:")
+    assert {name for name in given if f"`{name}`" not in page} == set()
+
+
+def test_every_parameter_of_a_url_is_documented():
+    page = (ROOT / "docs/backends.md").read_text()
+    known = {*flock.OPTIONS, "timeout", *postgresql.OURS, *redis_url.KNOWN}
+    assert {name for name in known if f"`{name}=" not in page} == set()
+
+
+def test_every_table_of_the_config_is_documented():
+    page = (ROOT / "docs/configuration.md").read_text()
+    assert {table for table in config.TABLES if f"`[{table}" not in page} == set()
+    shown = [tomllib.loads(block.text) for block in fences(ROOT / "docs/configuration.md") if block.language == "toml"]
+    assert {table for one in shown for table in one} == set(config.TABLES)
 
 
 def test_the_readme_is_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) < 150
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 200
+    job = Job("x", ("true",))
+    deadline = job.ttl - min(0.5, job.ttl / 20) - min(job.kill_after, job.ttl / 4)
+    assert f"its ttl ({job.ttl:g} s)" in text and f"away for longer than {deadline:g} s" in text
+    assert f"for {job.ttl / 3 + min(job.kill_after, job.ttl / 4):g} s at the default settings" in text
 
 
 def test_the_figures_of_the_guarantees_are_the_codes():
