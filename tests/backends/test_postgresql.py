@@ -1,4 +1,4 @@
-"""PostgreSQL: the contract, and what only PostgreSQL can do wrong."""
+"""PostgreSQL: the contract, by libpq itself and by psycopg, and what only PostgreSQL can do wrong."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import pq
 
 from cronlock import clock
-from cronlock.backends.postgresql import PostgreSQL, connect
+from cronlock.backends import libpq, postgresql_session
+from cronlock.backends.dial import Broken
+from cronlock.backends.postgresql import PostgresLease, PostgreSQL, connect
 from cronlock.errors import BackendError, ConfigError, CronlockError, Interrupted, LeaseLost, PermissionDenied, UsageError
 from cronlock.model import Busy, Done
 from cronlock.testing import COUNTER, HOLDER, BackendContract, finished, grant, held, poll, soon
@@ -39,14 +42,31 @@ class TestPostgreSQL(BackendContract):
         return f"postgresql://u:secret@127.0.0.1:{free_port()}/db"
 
 
+@pytest.fixture
+def by_psycopg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As where libpq itself can't be loaded: here, and in every Python that is started."""
+    for name, theirs in (("OperationalError", psycopg.OperationalError), ("Conninfo", pq.Conninfo), ("PGconn", pq.PGconn)):
+        monkeypatch.setattr(postgresql_session, name, theirs)
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['cronlock.backends.libpq'] = None\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+
+@pytest.mark.usefixtures("by_psycopg")
+class TestByPsycopg(TestPostgreSQL):
+    increments = 20
+
+
 class TestLeaseMode(TestPostgreSQL):
     @pytest.fixture
     def url(self, postgresql_url: str) -> str:
         return postgresql_url + "?lock_mode=lease"
 
 
-@pytest.fixture
-def opened() -> Iterator[Callable[[str], PostgreSQL]]:
+@pytest.fixture(params=["libpq", "psycopg"])
+def opened(request: pytest.FixtureRequest) -> Iterator[Callable[[str], PostgreSQL]]:
+    """Opens a URL, once by libpq itself, once by psycopg."""
+    if request.param == "psycopg":
+        request.getfixturevalue("by_psycopg")
     backends: list[PostgreSQL] = []
 
     def another(url: str) -> PostgreSQL:
@@ -440,6 +460,30 @@ def test_an_abandoned_attempt_gives_its_label_and_its_min_hold_back(postgresql_u
     assert lease.previous is None
 
 
+def test_a_claim_that_a_signal_broke_in_on_is_given_back_although_it_comes_later(
+    postgresql_url: str, admin: psycopg.Connection[Any], opened: Callable[[str], PostgreSQL]
+) -> None:
+    held(opened(postgresql_url), "other")  # makes the table
+    backend, other, asked = opened(postgresql_url), opened(postgresql_url), grant("j", label="1h/a", ttl=60)
+    backend._spare = backend._open("j", soon())
+    server_process = backend._spare.pid
+    os.kill(server_process, signal.SIGSTOP)  # so busy that it has not come to it when the signal comes
+    before = signal.signal(signal.SIGUSR1, lambda signum, _: (_ for _ in ()).throw(Interrupted(signum)))
+    timers = [threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)), threading.Timer(0.6, os.kill, (server_process, signal.SIGCONT))]
+    try:
+        for timer in timers:
+            timer.start()
+        with pytest.raises(Interrupted):
+            backend.try_acquire(asked, soon())
+        backend.abandon(asked, soon())
+    finally:
+        for timer in timers:
+            timer.join()
+        signal.signal(signal.SIGUSR1, before)
+    poll(lambda: server_process not in [s[0] for s in sessions(admin)])
+    assert isinstance(lease := other.try_acquire(grant("j", label="1h/a"), soon()), PostgresLease), lease
+
+
 def test_bytes_that_are_no_text_are_kept_readable(postgresql_url: str, opened: Callable[[str], PostgreSQL]) -> None:
     backend = opened(postgresql_url)
     asked = grant("j \udcff")
@@ -526,7 +570,91 @@ def test_a_signal_ends_a_wait_and_leaves_nothing(
     held(opened(postgresql_url), "j")
 
 
+# -- the two ways to libpq
+
+
+def test_which_libpq_is_loaded(by_psycopg: None) -> None:
+    code = "from cronlock.backends import postgresql_session as s; print(s.PGconn.__module__); print(open('/proc/self/maps').read())"
+
+    def loaded() -> tuple[str, set[str]]:
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+        module, _, maps = run.stdout.partition("\n")
+        return module, {line.split()[-1] for line in maps.splitlines() if "/libpq" in line}
+
+    module, files = loaded()
+    assert module.startswith("psycopg")
+    os.environ.pop("PYTHONPATH")
+    assert loaded() == ("cronlock.backends.libpq", files)  # the very same file
+
+
+def test_a_closed_session_is_broken_and_no_crash(opened: Callable[[str], PostgreSQL], postgresql_url: str) -> None:
+    lease = held(opened(postgresql_url), "j")
+    lease.session.close()
+    with pytest.raises(Broken):
+        lease.session.ask("select 1", (), soon())
+
+
+def test_any_answer_is_read_as_text(opened: Callable[[str], PostgreSQL], postgresql_url: str, capfd: pytest.CaptureFixture[str]) -> None:
+    session = held(opened(postgresql_url), "j").session
+    assert session.ask("select $1::text, null, '', 7 union all select 'b', '1', $2, null", ("ü", None), soon()) == [
+        ["ü", None, "", "7"],
+        ["b", "1", None, None],
+    ]
+    many = session.ask("select repeat('x', 100000) from generate_series(1, $1::int)", (50,), soon())
+    assert [len(row[0]) for row in many] == [100000] * 50
+    assert session.ask("select from generate_series(1, 2)", (), soon()) == [[], []]
+    assert session.ask("do $$ begin raise notice 'not for cron to mail'; end $$", (), soon()) == []
+    with pytest.raises(postgresql_session.Refused, match="division by zero") as caught:
+        session.ask("select 1 / $1::int", (0,), soon())
+    assert caught.value.code == "22012"
+    assert session.ask("select length($1)", ("x" * 5_000_000,), soon()) == [["5000000"]]  # more than a socket's buffer
+    assert capfd.readouterr().err == ""
+
+
 # -- getting in
+
+
+@pytest.fixture
+def refusing() -> Iterator[Callable[[str, str], str]]:
+    """refusing(code, text) -> URL of a server that says this to whoever wants to log in."""
+    listeners: list[socket.socket] = []
+
+    def serve(code: str, text: str) -> str:
+        listener = socket.create_server(("127.0.0.1", 0))
+        listeners.append(listener)
+        fields = b"".join(f"{kind}{value}\0".encode() for kind, value in zip("SCM", ("SCHWERWIEGEND", code, text), strict=True)) + b"\0"
+
+        def accept() -> None:
+            while True:
+                try:
+                    client, _ = listener.accept()
+                except OSError:
+                    return
+                with client:
+                    client.recv(65536)
+                    client.sendall(b"E" + (len(fields) + 4).to_bytes(4, "big") + fields)
+
+        threading.Thread(target=accept, daemon=True).start()
+        return f"postgresql://u:secret@127.0.0.1:{listener.getsockname()[1]}/db?sslmode=disable&gssencmode=disable"
+
+    yield serve
+    for listener in listeners:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+
+
+def test_a_refusal_is_understood_in_any_language(refusing: Callable[[str, str], str]) -> None:
+    """By its SQLSTATE, which libpq puts into the text when it is asked to be verbose; psycopg can't ask it."""
+    assert postgresql_session.PGconn is libpq.PGconn
+    with pytest.raises(PermissionDenied, match=r"SCHWERWIEGEND:  Passwort-Authentifizierung fehlgeschlagen$"):
+        connect(refusing("28P01", "Passwort-Authentifizierung fehlgeschlagen")).try_acquire(grant("j"), soon())
+    with pytest.raises(ConfigError, match="Datenbank »db« existiert nicht"):
+        connect(refusing("3D000", "Datenbank »db« existiert nicht")).try_acquire(grant("j"), soon())
+    for code, text in (("53300", "tut mir leid, schon zu viele Verbindungen"), ("57P03", "das Datenbanksystem startet")):
+        started = clock.now()
+        with pytest.raises(BackendError, match=text):
+            connect(refusing(code, text)).try_acquire(grant("j"), started + 0.5)
+        assert 0.4 < clock.now() - started < 1  # tried again until the end
 
 
 def test_a_full_server_is_tried_again_until_the_deadline(
@@ -572,14 +700,15 @@ def test_a_wrong_or_missing_password_is_a_refusal(
 def test_where_a_password_may_come_from(
     guarded: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Callable[[str], PostgreSQL]
 ) -> None:
+    job = uuid.uuid4().hex  # the server is used twice
     bare = f"postgresql://postgres@127.0.0.1:{guarded.port}/postgres"
-    held(opened(guarded.url()), "url")
+    held(opened(guarded.url()), f"url {job}")
     secret = tmp_path / "secret"
     secret.write_text("top\nnot this\n")
     secret.chmod(0o600)
-    held(opened(f"{bare}?password_file={secret}"), "password_file")
+    held(opened(f"{bare}?password_file={secret}"), f"password_file {job}")
     secret.chmod(0o644)
-    with pytest.raises(ConfigError, match="others can read"):
+    with pytest.raises(PermissionDenied, match="may read the password"):
         opened(f"{bare}?password_file={secret}").try_acquire(grant("j"), soon())
     with pytest.raises(ConfigError, match="No such file"):
         opened(f"{bare}?password_file={secret}x").try_acquire(grant("j"), soon())
@@ -587,12 +716,12 @@ def test_where_a_password_may_come_from(
     passfile.write_text(f"127.0.0.1:{guarded.port}:*:postgres:top\n")
     passfile.chmod(0o600)
     monkeypatch.setenv("PGPASSFILE", str(passfile))
-    held(opened(bare), "pgpass")
+    held(opened(bare), f"pgpass {job}")
     services = tmp_path / "services"
     services.write_text(f"[jobs]\nhost=127.0.0.1\nport={guarded.port}\nuser=postgres\ndbname=postgres\n")
     monkeypatch.setenv("PGSERVICEFILE", str(services))
     backend = opened("postgresql:?service=jobs")
-    held(backend, "service")
+    held(backend, f"service {job}")
     assert backend.where == "postgresql://?service=jobs"
     with pytest.raises(ConfigError, match="nosuch"):
         opened("postgresql://?service=nosuch").try_acquire(grant("j"), soon())
@@ -600,7 +729,7 @@ def test_where_a_password_may_come_from(
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("PGPASSFILE")
     backend = opened("postgresql:")
-    held(backend, "environment")
+    held(backend, f"environment {job}")
     assert backend.where == f"postgresql://127.0.0.1:{guarded.port}"
 
 
@@ -628,15 +757,17 @@ def test_the_one_that_answers_is_taken(postgresql_server: Postgres, postgresql_d
 
 
 def test_a_name_that_nobody_knows(opened: Callable[[str], PostgreSQL], monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: object, **__: object) -> list[Any]:
+    def never(host: object, port: object, family: int, kind: int, proto: int, flags: int) -> list[Any]:
+        if flags & socket.AI_NUMERICHOST:
+            raise socket.gaierror
         time.sleep(2)
         return []
 
     with pytest.raises(BackendError, match=r"no-such-host\.invalid"):
         opened("postgresql://no-such-host.invalid/db").try_acquire(grant("j"), soon())
-    monkeypatch.setattr(socket, "getaddrinfo", never)
+    monkeypatch.setattr("_socket.getaddrinfo", never)
     started = clock.now()
-    with pytest.raises(BackendError, match="name server does not answer"):
+    with pytest.raises(BackendError, match="looking up somewhere"):
         opened("postgresql://somewhere/db").try_acquire(grant("j"), started + 0.5)
     assert clock.now() - started < 1
 

@@ -7,6 +7,7 @@ import _thread
 import errno
 import os
 import select
+import sys
 
 from cronlock import clock
 from cronlock.errors import BackendError
@@ -74,6 +75,12 @@ def ready(fd: int, until: float, mask: int = select.POLLIN) -> bool:
     poll = select.poll()
     poll.register(fd, mask)
     return bool(poll.poll(min(clock.left(until), 3600.0) * 1000))
+
+
+def take_back(sock: _socket.socket) -> None:
+    """What has not arrived yet is not to arrive any more, once this socket is closed. Otherwise the kernel sends it again
+    when the network is back, and the store grants to nobody what nobody waits for any more."""
+    sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_LINGER, (1).to_bytes(4, sys.byteorder) + bytes(4))
 
 
 def dial(found: Sequence[Address], until: float) -> _socket.socket:

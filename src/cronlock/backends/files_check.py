@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-import tempfile
 
 from cronlock import durations
 from cronlock.backends import mounts
@@ -64,15 +63,22 @@ def _modes(path: str) -> Finding:
 
 def _locks(path: str) -> Finding:
     """A file system may refuse, or say yes to everybody."""
+    name = os.path.join(path, f".check-{os.urandom(6).hex()}")
+    fds: list[int] = []
     try:
-        with tempfile.NamedTemporaryFile(dir=path, prefix=".check-") as first, open(first.name, "rb+") as second:
-            fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            try:
-                fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return Finding("ok", "locks", "exclude each other")
+        for more in (os.O_CREAT | os.O_EXCL, 0):
+            fds.append(os.open(name, os.O_RDWR | os.O_CLOEXEC | more, 0o600))  # NFS locks what is open for writing only
+        fcntl.flock(fds[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fds[1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return Finding("ok", "locks", "exclude each other")
     except OSError as error:
         return Finding("trouble", "locks", f"can't be taken in {path}: {error.strerror}", "choose another directory")
+    finally:
+        for fd in fds:
+            os.close(fd)
+        if fds:
+            os.unlink(name)
     return Finding("trouble", "locks", f"have no effect in {path}: two were granted at once", "choose another directory or file system")
 
 

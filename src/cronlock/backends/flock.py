@@ -18,6 +18,7 @@ import stat
 import time
 
 from cronlock import clock, state
+from cronlock.backends.urls import decoded
 from cronlock.errors import BackendError, ConfigError, LeaseLost, PermissionDenied, UsageError
 from cronlock.lean import signal, suppress
 from cronlock.local import default_directory
@@ -58,15 +59,7 @@ def parse(url: str, known: Sequence[str]) -> tuple[str, dict[str, str]]:
         if key not in known:
             raise UsageError(f"{scheme}: unknown option {key!r} (known: {', '.join(known)})")
         options[key] = value
-    return _unquoted(rest), options
-
-
-def _unquoted(text: str) -> str:
-    if "%" not in text:
-        return text
-    from urllib.parse import unquote
-
-    return unquote(text)
+    return decoded(rest), options
 
 
 class FlockBackend:

@@ -33,6 +33,10 @@ POLL = 0.2  # seconds between a waiter's tries: the kernel polls an NFS server, 
 LOST = (errno.EIO, errno.ESTALE, errno.EBADF)  # what the locked descriptor says when the server has given its lock away
 
 
+# statx(2)
+AT_FDCWD, AT_SYMLINK_NOFOLLOW, AT_STATX_FORCE_SYNC, STATX_BASIC_STATS = -100, 0x100, 0x2000, 0x7FF
+
+
 class Silent(BackendError):
     """No answer by now."""
 
@@ -269,6 +273,8 @@ class NetLease(flock.FlockLease):
         self.mount = mount
         found = os.fstat(fd)
         self._identity = found.st_dev, found.st_ino
+        with suppress(OSError):  # so that the first renewal, too, has no record to open
+            self._written = os.stat(place.state_path).st_mtime_ns
         if mount and mount.kind in ("nfs", "nfs4"):  # reads ask the server, not the cache (no alignment needed there)
             fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
 
@@ -279,31 +285,56 @@ class NetLease(flock.FlockLease):
         return kept.detach()
 
     def renew(self, until: float) -> None:
-        """Opened, since stat(2) may answer from a cache for a minute; then a byte is read through the locked descriptor:
-        on NFSv4 that renews the server's lease, and EIO tells that the lock was lost, as it does after a write and fsync,
-        but leaves nothing behind that a close would have to wait for."""
+        """A byte is read through the locked descriptor: on NFSv4 that renews the server's lease, and EIO tells that the lock was
+        lost, as it does after a write and fsync, but leaves nothing behind that a close would have to wait for. Nothing is
+        opened: a server that has just started opens nothing for a minute or two, while its clients get their locks back."""
         path = self._place.path
         if self._fd < 0:
             raise LeaseLost(f"{path}: the lock was given back")
-        try:
-            second = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                named = os.fstat(second)
-            finally:
-                os.close(second)
-        except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-                raise flock.lock_error(error, path) from None
-            raise LeaseLost(f"{path} was removed or replaced: others now lock another file") from None
-        if (named.st_dev, named.st_ino) != self._identity:
-            raise LeaseLost(f"{path} was removed or replaced: others now lock another file")
+        trouble: OSError | None = None
         try:
             os.pread(self._fd, 1, 0)
         except OSError as error:
-            if error.errno in LOST:  # and the server is there: it has just let us open the file
-                raise LeaseLost(f"{path}: the server has dropped the lock ({error.strerror}), so this machine was cut off") from None
-            raise flock.lock_error(error, path) from None
+            trouble = error
+        try:
+            named = _look(path)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                raise flock.lock_error(error, path) from None
+            named = None
+        if named != self._identity:
+            raise LeaseLost(f"{path} was removed or replaced: others now lock another file")
+        if trouble and trouble.errno in LOST:  # and the server is there: it has just told us of the file
+            raise LeaseLost(f"{path}: the server has dropped the lock ({trouble.strerror}), so this machine was cut off")
+        if trouble:
+            raise flock.lock_error(trouble, path)
         self.must_be_last()
+
+    def must_be_last(self) -> None:
+        """Who has not got the lock writes no record: another run's means that the server gave the lock away and told nobody, as
+        one with NFSv3 does when it was started again and its notice did not arrive here."""
+        before = self._written
+        super().must_be_last()
+        if self._written != before and (last := flock._read_state(self._place).run) and last.token != self.run.token:
+            self._seized = f"{self._place.path}: the server has given the lock to pid {last.pid} on {last.host}"
+            raise LeaseLost(self._seized)
+
+
+def _look(path: str) -> tuple[int, int]:
+    """Device and inode by the server's word: stat(2) may answer from a cache for a minute. That the directory is opened
+    makes the client ask again what its names stand for."""
+    import ctypes  # by the helper alone
+
+    os.close(os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    statx = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)
+    if statx is None:  # musl before 1.2.5
+        found = os.stat(path, follow_symlinks=False)
+        return found.st_dev, found.st_ino
+    answer = ctypes.create_string_buffer(256)
+    if statx(AT_FDCWD, os.fsencode(path), AT_SYMLINK_NOFOLLOW | AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, answer):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    inode, major, minor = *struct.unpack_from("Q", answer, 32), *struct.unpack_from("II", answer, 136)
+    return os.makedev(major, minor), inode
 
 
 def _mount_of(path: str) -> mounts.Mount | None:

@@ -11,16 +11,16 @@ table writes into the lock.
 
 from __future__ import annotations
 
-import json
-import re
 import time
-from urllib.parse import unquote
 
 from cronlock import state
 from cronlock.backends import postgresql_sql as sql
-from cronlock.backends.postgresql_session import Broken, Refused, Servers, Session, jitter
+from cronlock.backends.dial import Broken
+from cronlock.backends.postgresql_session import Refused, Servers, Session, jitter
+from cronlock.backends.urls import decoded
 from cronlock.clock import left, now
 from cronlock.errors import BackendError, ConfigError, CronlockError, LeaseLost, PermissionDenied, UsageError
+from cronlock.lean import suppress
 from cronlock.model import Busy, Done, Grant, Run, Status
 
 TYPE_CHECKING = False
@@ -129,10 +129,13 @@ class PostgreSQL:
         for pair in filter(None, query.split("&")):
             option, _, value = pair.partition("=")
             if option in OURS:
-                own[option] = unquote(value)
+                own[option] = decoded(value)
             else:
                 rest.append(pair)
         scheme, _, body = base.partition(":")
+        authority, _, name = body.removeprefix("//").partition("/")
+        if authority.count("@") > 1 or "@" in name or "@" in query.partition("=")[0]:  # a message would show half a password as a host
+            raise UsageError(f"{scheme}://…: in a user name or password @ / ? are written %40 %2F %3F, in a database name @ is %40")
         uri = f"{scheme}://{body.removeprefix('//')}" + ("?" + "&".join(rest) if rest else "")
         try:
             self._servers = Servers(uri, own.get("password_file", ""))
@@ -148,15 +151,16 @@ class PostgreSQL:
             raise UsageError(f"{scheme}: lock_mode is session or lease, not {self._mode!r}")
         self._lock_key = own.get("lock_key", "")
         if self._lock_key:
-            if not re.fullmatch(r"[+-]?\d{1,19}", self._lock_key) or not -(2**63) <= int(self._lock_key) < 2**63:
+            digits = self._lock_key.removeprefix("-")
+            if not (digits.isascii() and digits.isdecimal() and len(digits) < 20 and -(2**63) <= int(self._lock_key) < 2**63):
                 raise UsageError(f"{scheme}: lock_key is a whole number of 64 bits, not {self._lock_key!r}")
             if self._mode == "lease":
                 raise UsageError(f"{scheme}: lock_key is held by a session, so it goes with lock_mode=session only")
             self._mode = "session"
         table = own.get("table", "cronlock")
-        if not re.fullmatch(r"([A-Za-z_]\w*\.)?[A-Za-z_]\w*", table):
+        schema, dot, bare = table.rpartition(".")
+        if not bare.isidentifier() or (dot and not schema.isidentifier()):
             raise UsageError(f"{scheme}: table is NAME or SCHEMA.NAME, not {table!r}")
-        schema, _, bare = table.rpartition(".")
         self.filled = {
             "table": f'"{schema or "public"}"."{bare}"',
             "runs": f'"{schema or "public"}"."{bare}_runs"',
@@ -252,6 +256,11 @@ class PostgreSQL:
         def params(session: Session) -> Sequence[object]:
             return (self.row_name(grant.name), grant.run.token, session.key == grant.name)
 
+        with suppress(CronlockError):  # no answer now either: then the ttl does it
+            for asked in self._sessions:
+                if asked.owes:  # a signal broke in on the claim, and the server may not have come to it yet
+                    session = asked
+                    asked.hear(now() + left(until) / 2)
         try:
             if lease is None or lease.row:
                 session, _ = self.ask(session, sql.ABANDON, params, grant.name, until)
@@ -284,6 +293,10 @@ class PostgreSQL:
                 self._blocked = False
         except CronlockError:  # what is wrong the next attempt will say
             time.sleep(min(left(until), POLL))
+        except BaseException:
+            if session:
+                session.close(shut=True)  # out of the queue
+            raise
         self._spare = session
 
     def status(self, name: str, until: float) -> Status:
@@ -358,7 +371,8 @@ class PostgreSQL:
 
     def ddl(self) -> str:
         """The tables as SQL, in one line."""
-        return "; ".join(" ".join(re.sub(" *--.*", "", table).split()) for table in sql.DDL).format(**self.filled)
+        bare = (" ".join(line.partition("--")[0].strip() for line in table.splitlines()) for table in sql.DDL)
+        return "; ".join(bare).format(**self.filled)
 
     def settings(self, session: Session, ttl: float, until: float, *, idle: bool) -> str:
         """What the server is to know, as JSON; sent with the question, for a pooler refuses it at the start of a session.
@@ -370,7 +384,8 @@ class PostgreSQL:
             known["idle_session_timeout"] = _ms(ttl)
         if session.version >= 140000 and not ttl:
             known["client_connection_check_interval"] = 1000  # a killed waiter must not stay in the queue
-        return json.dumps(known)
+            known["idle_session_timeout"] = 500  # and a frozen one not keep what it was given while it can't claim the row
+        return "{" + ", ".join(f'"{key}": {value}' for key, value in known.items()) + "}"
 
     def ask(
         self, session: Session | None, statement: str, params: Params, name: str, until: float, *, create: bool = False
@@ -492,8 +507,13 @@ def _run(text: str | None) -> Run | None:
 
 def _json(run: Run) -> str:
     """jsonb refuses lone surrogates (undecodable bytes in argv), and \\u… at all in a database that is not UTF-8."""
-    text = json.dumps(json.loads(state.encode_run(run)), ensure_ascii=False)
-    return re.sub("[\ud800-\udfff]", lambda half: rf"\\u{ord(half[0]):04x}", text)
+    text = state.encode_run(run)
+    if "\\u" not in text:
+        return text
+    import json
+
+    plain = json.dumps(json.loads(text), ensure_ascii=False)
+    return "".join(rf"\\u{ord(c):04x}" if "\ud800" <= c <= "\udfff" else c for c in plain)
 
 
 def _ms(seconds: float) -> int:

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import os
 import select
-import socket
 import time
 from itertools import zip_longest
 
-from psycopg import OperationalError, pq
-
 from cronlock.backends import dial
+from cronlock.backends.dial import Broken
+from cronlock.backends.urls import password_from
 from cronlock.clock import left, now
 from cronlock.errors import BackendError, ConfigError, PermissionDenied
+from cronlock.lean import socket, suppress
+
+try:
+    from cronlock.backends.libpq import Conninfo, OperationalError, PGconn
+except Exception:  # no libpq to be seen, or not the one that was written for: psycopg knows where its own is, and how to use it
+    from psycopg import OperationalError  # type: ignore[assignment]
+    from psycopg.pq import Conninfo, PGconn  # type: ignore[assignment]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import Any
+
+    from cronlock.backends.libpq import PGresult
 
     Row = Sequence[str | None]
     Params = Callable[["Session"], Sequence[object]]  # a question's, once it is known who is asked
@@ -28,20 +37,16 @@ REFUSED = (
     *("permission denied for database", "requires a valid client certificate", "no such user"),
 )
 _STANDBY = "{} is a standby (read-only), and its locks exclude nobody: name the primary"
+# of libpq's enums: ConnStatus, PollingStatus, ExecStatus, DiagnosticField
+BAD, READING, CONNECTED, COMMAND_OK, TUPLES_OK, SQLSTATE, PRIMARY = 1, 1, 3, 1, 2, ord("C"), ord("M")
 
 
-class Broken(BackendError):
-    """The connection is no more, or (`silent`) nothing came over it in time."""
-
-    silent = False
-
-
-class _Silent(Broken):
-    silent = True
+class Silent(Broken):
+    """Nothing came over it in time."""
 
 
 class Refused(Exception):
-    """The server's own error: `code` is its SQLSTATE, empty for a log-in (libpq tells none there)."""
+    """The server's own error: `code` is its SQLSTATE, empty for a log-in where psycopg is asked, or a pooler that knows none."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
@@ -51,13 +56,13 @@ class Refused(Exception):
 class Session:
     """One connection, and all that is needed of a driver: connect, ask, close.
 
-    libpq's own non-blocking calls under one poll(): psycopg's connect_timeout knows whole seconds from 2 up, and its
-    queries none. A signal handler that raises ends every wait, and the connection with it.
+    libpq's own non-blocking calls under one poll(): its connect_timeout knows whole seconds from 2 up, and its queries
+    none. A signal handler that raises ends every wait.
     `fd` is a copy of the socket: libpq closes its own when it meets an error, and then nobody could shut down the
     copies that another process holds.
     """
 
-    def __init__(self, conn: pq.abc.PGconn, target: Target) -> None:
+    def __init__(self, conn: PGconn, target: Target) -> None:
         self._conn = conn
         self.target = target
         self.fd = os.dup(conn.socket)
@@ -65,35 +70,54 @@ class Session:
         self.standby = conn.parameter_status(b"in_hot_standby") == b"on"  # told since 14
         self.alive = True
         self.key = ""  # the name whose advisory lock it has
+        self.owes = False  # a signal broke in on a question, and its answer is still to come
 
     @classmethod
     def connect(cls, conninfo: str, target: Target, until: float) -> Session:
         """Broken: not there, or no answer by `until`. Refused: it is, and said no."""
-        conn = pq.PGconn.connect_start(conninfo.encode())
+        conn = PGconn.connect_start(conninfo.encode())
         try:
             events = select.POLLOUT
-            while conn.status != pq.ConnStatus.BAD:
+            while conn.status != BAD:
                 _ready(conn.socket, events, until)
-                match conn.connect_poll():
-                    case pq.PollingStatus.OK:
-                        conn.nonblocking = 1
-                        return cls(conn, target)
-                    case pq.PollingStatus.READING:
-                        events = select.POLLIN
-                    case pq.PollingStatus.WRITING:
-                        events = select.POLLOUT
-            text = conn.get_error_message()
+                state = conn.connect_poll()
+                if state == CONNECTED:
+                    conn.nonblocking = 1
+                    return cls(conn, target)
+                events = select.POLLIN if state == READING else select.POLLOUT
+            text = conn.error_message.decode(errors="replace")
         except BaseException:
             conn.finish()
             raise
         conn.finish()
-        raise (Refused("", text) if "FATAL" in text or "no password" in text else Broken(line(text)))
+        code, text = told(text)
+        raise Refused(code, text) if code or "FATAL" in text or "no password" in text else Broken(text)
 
     def ask(self, sql: str, params: Sequence[object], until: float) -> Sequence[Row]:
-        """The rows, as text. Broken: no answer by `until`; the connection is closed, and what was asked may have been done."""
+        """The rows, as text. Broken: no answer by `until`; the connection is closed, and what was asked may have been done.
+        After a signal that raised, the answer is owed: hear() it, or close."""
+        self.owes = True
+        result = self._hear(until, sql.encode(), [None if p is None else str(p).encode("utf-8", "backslashreplace") for p in params])
+        if result is not None and result.status in (TUPLES_OK, COMMAND_OK):
+            cells = ([result.get_value(y, x) for x in range(result.nfields)] for y in range(result.ntuples))
+            return [[None if cell is None else cell.decode() for cell in row] for row in cells]
+        code = ((result and result.error_field(SQLSTATE)) or b"").decode()
+        said = (result and result.error_field(PRIMARY)) or self._conn.error_message
+        text = told(said.decode(errors="replace"))[1]
+        if not code or code[:2] == "08" or code in ("57P01", "57P02", "57P03", "57P05"):
+            self.close(shut=True)
+            raise Broken(text)
+        raise Refused(code, text)
+
+    def hear(self, until: float) -> None:
+        """What is asked after this is done after what was asked before."""
+        self._hear(until)
+
+    def _hear(self, until: float, *question: Any) -> PGresult | None:
         conn, result = self._conn, None
         try:
-            conn.send_query_params(sql.encode(), [None if p is None else str(p).encode("utf-8", "backslashreplace") for p in params])
+            if question:
+                conn.send_query_params(*question)
             while conn.flush():
                 _ready(self.fd, select.POLLIN | select.POLLOUT, until)
                 conn.consume_input()
@@ -106,34 +130,26 @@ class Session:
                 result = part
         except OperationalError as error:
             self.close(shut=True)
-            raise Broken(line(str(error))) from None
-        except BaseException:
+            raise Broken(told(str(error))[1]) from None
+        except Silent:
             self.close(shut=True)
             raise
-        if result is not None and result.status in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
-            cells = ([result.get_value(y, x) for x in range(result.nfields)] for y in range(result.ntuples))
-            return [[None if cell is None else cell.decode() for cell in row] for row in cells]
-        code = ((result and result.error_field(pq.DiagnosticField.SQLSTATE)) or b"").decode()
-        said = (result and result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY)) or b""
-        text = line(said.decode(errors="replace") or conn.get_error_message())
-        if not code or code[:2] == "08" or code in ("57P01", "57P02", "57P03", "57P05"):
-            self.close(shut=True)
-            raise Broken(text)
-        raise Refused(code, text)
+        self.owes = False
+        return result
 
     def close(self, *, shut: bool = False, quiet: bool = False) -> None:
         """Say goodbye. `shut`: whatever other processes hold copies, the server is to see the end of it.
         `quiet`: the server is to see nothing, for those copies still carry a lock."""
         if not self.alive:
             return
-        self.alive = False
+        self.alive = self.owes = False
         if shut:
-            try:
-                with socket.socket(fileno=os.dup(self.fd)) as copy:
-                    copy.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass  # the other end was faster
-        if quiet and self._conn.status == pq.ConnStatus.OK:
+            sock = socket.socket(fileno=self.fd)
+            with suppress(OSError):  # the other end was faster
+                dial.take_back(sock)
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.detach()
+        if quiet and self._conn.status != BAD:
             null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
             os.dup2(null, self._conn.socket, inheritable=False)  # there goes libpq's goodbye
             os.close(null)
@@ -141,10 +157,14 @@ class Session:
         os.close(self.fd)
 
 
-def line(text: str) -> str:
-    """The line that says it: with sslmode=prefer libpq reports two attempts, and hints below."""
+def told(text: str) -> tuple[str, str]:
+    """The line that says it, for with sslmode=prefer libpq reports two attempts, and hints below; and the SQLSTATE that
+    stands in it when it came by libpq.py: `… failed: FATAL:  28P01: password …`."""
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["the connection was closed"]
-    return next((line for line in lines if "FATAL" in line), lines[0])
+    said = next((line for line in lines if "FATAL" in line), lines[0])
+    head, _, rest = said.partition(":  ")
+    code, colon, sentence = rest.partition(": ")
+    return (code, f"{head}:  {sentence}") if colon and len(code) == 5 and code.isalnum() and code == code.upper() else ("", said)
 
 
 def conninfo(known: Mapping[str, str]) -> str:
@@ -152,30 +172,8 @@ def conninfo(known: Mapping[str, str]) -> str:
 
 
 def _ready(fd: int, events: int, until: float) -> None:
-    poller = select.poll()
-    poller.register(fd, events)
-    seconds = until - now()
-    if seconds <= 0 or not poller.poll(int(min(seconds, 1e6) * 1000) + 1):
-        raise _Silent("no answer in time")
-
-
-def look_up(host: str, seconds: float) -> Sequence[str]:
-    """The addresses of `host`. getaddrinfo can't be interrupted and has time-outs of its own."""
-    try:
-        socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
-        return [host]
-    except (OSError, ValueError):
-        pass  # a name, or an address with a scope
-
-    def ask() -> list[str]:
-        return list(dict.fromkeys(str(i[4][0]) for i in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)))
-
-    try:
-        return dial.in_time(ask, now() + seconds, f"looking up {host}")  # type: ignore[no-any-return]
-    except dial.Broken:
-        raise OSError("the name server does not answer") from None
-    except UnicodeError as error:
-        raise OSError(str(error)) from None
+    if not dial.ready(fd, until, events):
+        raise Silent("no answer in time")
 
 
 class Servers:
@@ -184,9 +182,9 @@ class Servers:
     def __init__(self, uri: str, password_file: str) -> None:
         """ValueError: libpq can't read it."""
         try:
-            parsed = pq.Conninfo.parse(uri.encode())
+            parsed = Conninfo.parse(uri.encode())
         except OperationalError as error:  # its text quotes the URL, password included, but for this one
-            text = line(str(error))
+            _, text = told(str(error))
             raise ValueError(text if "query parameter" in text else text.partition(":")[0]) from None
         self._known = {o.keyword.decode(): o.val.decode() for o in parsed if o.val}
         self._password_file = password_file
@@ -210,10 +208,10 @@ class Servers:
                 try:
                     session = Session.connect(self._text(name, target), target, now() + left(until) / (len(targets) - i))
                 except Refused as error:
-                    full |= self._refused(str(error))
-                    trouble.append(line(str(error)))
+                    full |= self._refused(error.code, str(error))
+                    trouble.append(str(error))
                 except Broken as error:
-                    trouble.append(f"{shown({'host': target[0], 'port': target[2]})}: {error}" if error.silent else str(error))
+                    trouble.append(f"{shown({'host': target[0], 'port': target[2]})}: {error}" if isinstance(error, Silent) else str(error))
                 else:
                     if not session.standby:
                         return session
@@ -225,14 +223,15 @@ class Servers:
             time.sleep(min(left(until), jitter(pause / 2, pause)))  # a full server is not helped by being asked more often
             pause = min(2 * pause, 2.0)
 
-    def _refused(self, text: str) -> bool:
-        """Is it worth trying again? Errors that a person has to mend are raised. libpq tells no SQLSTATE for a log-in."""
-        if any(words in text for words in RETRIED):
+    def _refused(self, code: str, text: str) -> bool:
+        """Is it worth trying again? Errors that a person has to mend are raised. The words are for psycopg and poolers,
+        which tell no SQLSTATE."""
+        if code in ("53300", "57P03") or any(words in text for words in RETRIED):
             return True
-        if any(words in text for words in REFUSED) or ("role" in text and "does not exist" in text):
-            raise PermissionDenied(f"{self.where}: {line(text)}{self._looked_for()}")
-        if "does not exist" in text or "sslmode" in text:
-            raise ConfigError(f"{self.where}: {line(text)}")
+        if code[:2] == "28" or code == "42501" or any(words in text for words in REFUSED) or ("role" in text and "does not exist" in text):
+            raise PermissionDenied(f"{self.where}: {text}{self._looked_for()}")
+        if code == "3D000" or "does not exist" in text or "sslmode" in text:
+            raise ConfigError(f"{self.where}: {text}")
         return False
 
     def _looked_for(self) -> str:
@@ -253,7 +252,7 @@ class Servers:
         known = {**quiet, "application_name": title, **self._known, "client_encoding": "UTF8"}
         known |= {k: v for k, v in zip(("host", "hostaddr", "port"), target, strict=True) if v}
         if self._password_file:
-            known["password"] = _first_line(self._password_file)
+            known["password"] = password_from(self._password_file)
         return conninfo(known)
 
     def _resolve(self, until: float, trouble: list[str]) -> Sequence[Target]:
@@ -267,36 +266,25 @@ class Servers:
             known = self._addresses.get(host, ())
             limit = min(1.0, left(until) / 4) if known else left(until) / min(2, len(self._hosts) - i)
             try:
-                self._addresses[host] = known = look_up(host, limit)
-            except OSError as error:
-                trouble.append(f"can't look up the host {host}: {error.strerror or error}")
+                found_now = [str(address[0]) for _, address in dial.addresses(host, 0, now() + limit)]
+                self._addresses[host] = known = list(dict.fromkeys(found_now))
+            except BackendError as error:
+                trouble.append(str(error))
             found += [(host, address, port) for address in known]
         return found
 
     def _named(self) -> Sequence[Target]:
         """Hosts and ports as libpq gathers them from the URL, the environment and the service file. It tells them
         even when it refuses to start, so it is given a value to refuse: nothing is looked up or connected."""
-        conn = pq.PGconn.connect_start(conninfo({**self._known, "sslmode": "none"}).encode())
-        text, known = conn.get_error_message(), {o.keyword: (o.val or b"").decode() for o in conn.info}
+        conn = PGconn.connect_start(conninfo({**self._known, "sslmode": "none"}).encode())
+        text, known = conn.error_message.decode(errors="replace"), {o.keyword: (o.val or b"").decode() for o in conn.info}
         conn.finish()
         if "sslmode" not in text:
-            raise ConfigError(f"{self.where}: {line(text)}")
+            raise ConfigError(f"{self.where}: {told(text)[1]}")
         hosts, addresses, ports = (known.get(k, "").split(",") for k in (b"host", b"hostaddr", b"port"))
         if len(ports) == 1:
             ports *= max(len(hosts), len(addresses))
         return [(h or "", a or "", p or "5432") for h, a, p in zip_longest(hosts, addresses, ports)]
-
-
-def _first_line(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8") as file:
-            if os.fstat(file.fileno()).st_mode & 0o007:
-                raise ConfigError(f"password_file {path}: others can read it: chmod o-rwx {path}")
-            return file.readline().rstrip("\r\n")
-    except PermissionError:
-        raise PermissionDenied(f"password_file {path}: this user may not read it") from None
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(f"password_file {path}: {getattr(error, 'strerror', None) or 'is no text'}") from None
 
 
 def shown(known: Mapping[str, str]) -> str:

@@ -12,7 +12,7 @@ from redis.exceptions import TimeoutError as TooLate
 from redis.retry import Retry
 
 from cronlock import clock
-from cronlock.backends.dial import Broken, in_time
+from cronlock.backends.dial import Broken, in_time, take_back
 from cronlock.backends.redis_url import Target
 from cronlock.backends.resp import STRAGGLERS, Refusal
 
@@ -50,7 +50,9 @@ class Driver:
                 more = {"host": target.host, "port": target.port, "socket_keepalive": True, "socket_connect_timeout": share}
                 kind, more = (SSLConnection, more | target.tls) if target.scheme in ("rediss", "valkeys") else (Connection, more)
             self._link = kind(**quiet, **more)
-            in_time(self._link.connect, until, f"connecting to {target.where}")
+            # a port without TLS waits in silence for the end of what it takes for a line: there is no answer to tell it by
+            doubt = ", if that is a port for TLS" if kind is SSLConnection else ""
+            in_time(self._link.connect, until, f"connecting to {target.where}{doubt}")
         except (RedisError, OSError) as error:
             raise Broken(_line(error)) from None
         self.fd: int = self._link._sock.fileno()  # no public way to the socket, in any version
@@ -82,13 +84,18 @@ class Driver:
                 if len(replies) == 1 and (replies[0] is None or isinstance(replies[0], Refusal)):
                     until = min(until, clock.now() + STRAGGLERS)
         except (RedisError, OSError) as error:
-            self.close()
+            self._give_up()
             if not replies:
                 raise Broken("no answer in time" if isinstance(error, TooLate) else _line(error)) from None
         except BaseException:
-            self.close()
+            self._give_up()
             raise
         return replies
+
+    def _give_up(self) -> None:
+        if self._link._sock:
+            take_back(self._link._sock)
+        self.close()
 
 
 def _within(reply: Any) -> Any:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 from cronlock import durations
-from cronlock.errors import ConfigError, UsageError
+from cronlock.backends.urls import decoded, password_from
+from cronlock.errors import UsageError
 from cronlock.model import Value
 
 PREFIX = "cronlock:"
@@ -13,7 +12,6 @@ TIMEOUT = 10.0  # seconds for look-up, connection, TLS, log-in and command toget
 TLS = ("ssl_ca_certs", "ssl_ca_path", "ssl_cert_reqs", "ssl_check_hostname", "ssl_certfile", "ssl_keyfile", "ssl_password", "ssl_ciphers")
 KNOWN = ("prefix", "connect_timeout", "password_file", "db", "username", "password", *TLS)
 FORM = "redis://[USER:PASSWORD@]HOST[:6379][/DB], rediss://… for TLS, unix:///PATH[?db=N]"
-_HEX = frozenset("0123456789abcdefABCDEF")
 
 
 class Target(Value):
@@ -34,22 +32,8 @@ class Target(Value):
         return f"Target({self.where})"
 
     def secret(self) -> str:
-        """The password; its file is read at each log-in, so that a changed one is found. ConfigError."""
-        if not self.password_file:
-            return self.password
-        try:
-            fd = os.open(self.password_file, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                if os.fstat(fd).st_mode & 0o007:
-                    raise ConfigError(f"{self.password_file}: others on this host may read the password: chmod o= {self.password_file}")
-                line = os.read(fd, 65536).partition(b"\n")[0].rstrip(b"\r").decode("utf-8", "surrogateescape")
-            finally:
-                os.close(fd)
-        except OSError as error:
-            raise ConfigError(f"password_file {self.password_file}: {error.strerror}") from None
-        if not line:
-            raise ConfigError(f"password_file {self.password_file}: its first line is empty")
-        return line
+        """The password. PermissionDenied, ConfigError."""
+        return password_from(self.password_file) if self.password_file else self.password
 
 
 def parse(url: str) -> Target:
@@ -77,7 +61,7 @@ def _parse(scheme: str, authority: str, tail: str) -> Target:
     path, _, query = tail.partition("?")
     given = _query(query)
     user, _, password = login.partition(":")
-    username, secret = _decoded(user) or given.pop("username", ""), _decoded(password) or given.pop("password", "")
+    username, secret = decoded(user) or given.pop("username", ""), decoded(password) or given.pop("password", "")
     password_file = given.pop("password_file", "")
     if secret and password_file:
         raise UsageError("a password and ?password_file=: give one of them")
@@ -92,7 +76,7 @@ def _parse(scheme: str, authority: str, tail: str) -> Target:
     if scheme == "unix":
         if place or not path.strip("/"):
             raise UsageError("unix: needs three slashes and a path: unix:///run/redis/redis.sock?db=0")
-        host, port, socket, shown = "", 0, _decoded(path), shown + path
+        host, port, socket, shown = "", 0, decoded(path), shown + path
     else:
         host, port = _place(scheme, place)
         if path not in ("", "/"):
@@ -122,7 +106,7 @@ def _query(query: str) -> dict[str, str]:
             raise UsageError(f"unknown ?{key}= in a Redis URL{f', did you mean ?{near[0]}=' if near else ''} (known: {', '.join(KNOWN)})")
         if key in given:
             raise UsageError(f"?{key}= is given twice")
-        given[key] = _decoded(value)
+        given[key] = decoded(value)
     return given
 
 
@@ -141,7 +125,7 @@ def _place(scheme: str, place: str) -> tuple[str, int]:
         raise UsageError(f"{scheme}:// names no host: {FORM}")
     if not (port.isascii() and port.isdigit() and len(port) < 6 and 0 < int(port) < 65536):
         raise UsageError(f"{scheme}://{host}: the port {port!r} is not a number from 1 to 65535")
-    host = _decoded(host)
+    host = decoded(host)
     if any(ord(c) <= 32 for c in host):
         raise UsageError(f"{scheme}://…: a blank in the host name")
     return host, int(port)
@@ -170,18 +154,6 @@ def _tls(scheme: str, given: dict[str, str]) -> dict[str, object]:
     # said outright: redis-py before 6 does not compare the host name unless told to
     tls |= {"ssl_cert_reqs": reqs, "ssl_check_hostname": reqs != "none" and check in ("true", "yes", "1")}
     return tls
-
-
-def _decoded(text: str) -> str:
-    if "%" not in text:
-        return text
-    first, *rest = text.split("%")
-    out = first.encode("utf-8", "surrogateescape")
-    for part in rest:
-        if len(part) < 2 or part[0] not in _HEX or part[1] not in _HEX:
-            raise UsageError("a '%' in a URL must be written %25")
-        out += bytes((int(part[:2], 16),)) + part[2:].encode("utf-8", "surrogateescape")
-    return out.decode("utf-8", "surrogateescape")
 
 
 def _quoted(text: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import select
 
 from cronlock import clock
-from cronlock.backends.dial import Broken, ready
+from cronlock.backends.dial import Broken, ready, take_back
 
 try:
     import hiredis
@@ -63,10 +63,15 @@ class Wire:
                     raise Broken("the server closed the connection without an answer (does it want TLS: rediss://?)")
                 self._reader.feed(data)
         except (OSError, Broken) as error:
-            self.close()
+            self._give_up()
             if not replies:
                 raise error if isinstance(error, Broken) else Broken(error.strerror or str(error)) from None
         except BaseException:
-            self.close()  # a signal in the middle: what comes next would answer the wrong question
+            self._give_up()  # a signal in the middle: what comes next would answer the wrong question
             raise
         return replies
+
+    def _give_up(self) -> None:
+        if self._sock.fileno() >= 0:
+            take_back(self._sock)
+        self.close()
