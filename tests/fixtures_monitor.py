@@ -7,11 +7,15 @@ then on. Everything else is answered 200.
 from __future__ import annotations
 
 import re
+import shutil
 import socket
+import ssl
 import struct
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
@@ -42,16 +46,18 @@ class Request(NamedTuple):
 class Server:
     """Threads and sockets only: what it does to a client is decided here, not by a library."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
         self.log: list[Request] = []
         self.connections = 0
         self.closing = threading.Event()
         self._turns: dict[str, int] = {}
         self._lock = threading.Lock()
         self._open: list[socket.socket] = []
+        self.ca = ""
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         self.port = self._listener.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http{'s' if tls else ''}://127.0.0.1:{self.port}"
         self._acceptor = threading.Thread(target=self._accept, daemon=True)
         self._acceptor.start()
 
@@ -78,6 +84,8 @@ class Server:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
+            if self._tls:
+                connection = self._tls.wrap_socket(connection, server_side=True)
             with connection.makefile("rb") as stream:
                 method, target, _ = stream.readline().decode("latin-1").split()
                 headers: dict[str, str] = {}
@@ -147,6 +155,23 @@ def _send(connection: socket.socket, status: int, *headers: str) -> None:
 @pytest.fixture
 def monitor() -> Iterator[Server]:
     server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def tls_monitor(tmp_path: Path) -> Iterator[Server]:
+    """One with a certificate that it signed itself; `ca` is a file that vouches for it."""
+    if not shutil.which("openssl"):
+        pytest.skip("openssl is not installed: no certificate to test TLS with")
+    key, ca = str(tmp_path / "key.pem"), str(tmp_path / "ca.pem")
+    names = ("-subj", "/CN=monitor", "-addext", "subjectAltName=IP:127.0.0.1")
+    argv = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", ca, "-days", "2", *names]
+    subprocess.run(argv, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(ca, key)
+    server = Server(context)
+    server.ca = ca
     yield server
     server.close()
 

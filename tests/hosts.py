@@ -21,12 +21,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import shlex
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
@@ -189,6 +191,12 @@ class Host:
         inside.tell(f"{ahead:+.6f} x{self._lab.rate}")
         until(lambda: self._cron() is not None, 10, f"cron runs on {self.name}")
 
+    def cron_d(self, name: str, text: str) -> None:
+        """A file for cron.d, which cron finds at its next minute."""
+        file = self._inside.root / "etc/cron.d" / name
+        file.write_text(f"SHELL={self._shell}\n{text}")
+        file.chmod(0o644)
+
     @property
     def alive(self) -> bool:
         return self._inside is not None
@@ -349,3 +357,22 @@ def _package(name: str) -> Path:
 def _answers(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as client:
         return client.connect_ex(str(path)) == 0
+
+
+def show(minutes: int) -> None:
+    """What people see of three hosts whose clocks are up to 29 seconds apart, after so many minutes of real cron."""
+    with tempfile.TemporaryDirectory() as place, Lab(Path(place), rate=1) as lab:
+        for name, skew in (("web1", 0), ("web2", 4), ("web3", -25)):
+            lab.add(name, skew)
+        url, host = lab.redis(), lab.hosts["web1"]
+        lock = f"* * * * * {cronlock()} -b {url}"
+        lab.start(f"{lock} report -- {lab.job(20, 50)}\n{lock} mail -- {lab.job(0.3)}\n{lock} --once-per 1m bill -- {lab.job(0.3)}")
+        lab.after(minutes)
+        ctl = ["env", f"CRONLOCK_BACKEND={url}", Path(sys.executable).with_name("cronlockctl")]
+        until(lambda: re.search("^report +held", host.run(*ctl, "status"), re.M), 120, "report is held")
+        for verb in (["status"], ["status", "report"], ["history", "report"], ["history", "mail"], ["history", "bill"]):
+            print(f"$ cronlockctl {' '.join(verb)}\n{host.run(*ctl, *verb)}")
+
+
+if __name__ == "__main__":
+    show(int(sys.argv[1]) if sys.argv[1:] else 5)

@@ -156,6 +156,20 @@ def test_json_of_an_error(finish, logs):
     assert (events[-1]["event"], events[-1]["status"]) == ("failed", 127)
 
 
+@pytest.mark.parametrize(
+    ("argv", "env"),
+    [
+        (["--log-format", "json", "--no-such", "job", "true"], {}),
+        (["-t", "soon", "--log-format=json", "job", "true"], {}),
+        (["-t", "soon", "job", "true"], {"CRONLOCK_LOG_FORMAT": "json"}),
+    ],
+)
+def test_json_of_a_wrong_option(finish, logs, argv, env):
+    status, _, err = finish(*argv, env=env)
+    (event,) = logs(err)
+    assert (status, event["event"], event["level"], event["status"]) == (64, "error", "trouble", 64)
+
+
 def test_json_and_quiet(finish, store):
     assert finish("--log-format", "json", "-q", "job", "true", backend=store) == (0, "", "")
 

@@ -18,9 +18,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cronlock import clock, pings
 from cronlock.errors import UsageError
-from cronlock.heartbeat import Heartbeat, Ping, call, parse
+from cronlock.heartbeat import Heartbeat
+from cronlock.heartbeat_url import parse
 from cronlock.model import Event, Outcome
+from cronlock.pings import Ping, call, recognised
 from cronlock.tail import Ring
 from fixtures_monitor import LIMIT, Server
 from fixtures_store import Started, alive, until
@@ -72,7 +75,7 @@ def test_any_text_is_a_target_or_a_usage_error(text: str) -> None:
     except UsageError:
         return
     for outcome in ("", "ok", "failed"):
-        told = call(target, Ping("n\udc80", "h", "r", "u", outcome), Ring(10))
+        told = call(recognised(target), Ping("n\udc80", "h", "r", "u", outcome), Ring(10))
         assert told is None or told[0].startswith(("http://", "https://"))
         assert told is not None or not outcome
 
@@ -95,7 +98,7 @@ def test_a_url_that_is_none_is_a_usage_error_before_anything_runs(finish: Finish
 
 def test_the_dialect_is_known_by_the_url() -> None:
     assert {
-        text: parse(text).dialect
+        text: recognised(parse(text)).dialect
         for text in (
             "https://hc-ping.com/0c70cd54-1a3c-4fd5-8f0c-0123456789ab",
             "https://hc-ping.com/fqOOd6-F4MMNuCEnzTU01w/db-backup?create=1",
@@ -127,7 +130,7 @@ def test_the_dialect_is_known_by_the_url() -> None:
         "https://example.org/{name}/{outcome}": "template",
         "https://kuma.example.org/api/push/TOK?msg={outcome}": "template",
     }.items():
-        assert parse(text).dialect == dialect, text
+        assert recognised(parse(text)).dialect == dialect, text
 
 
 # what is asked for, through a proxy where a dialect is known by its host
@@ -218,6 +221,12 @@ def test_the_unhappy_ends_are_failures_with_a_reason(finish: Finish, start: Star
     bodies = [r.body for r in monitor.log if r.body]
     assert [body.split(b":")[1].split()[0] for body in bodies] == [b"timed-out", b"failed", b"failed", b"killed", b"lost"]
     assert bodies[3] == b"cronlock: killed by SIGTERM, status 143\n"
+
+
+def test_the_reason_of_a_command_that_is_not_found_keeps_path_at_home(finish: Finish, locks: str, monitor: Server) -> None:
+    code, _, err = finish("--heartbeat", monitor.url + CHECK, "j", "no-such", backend=locks, env={"PATH": "/bin:/secret/place"})
+    assert code == 127 and "PATH=/bin:/secret/place" in err
+    assert [r.body for r in monitor.log] == [b"cronlock: failed: no-such: command not found, status 127\n"]
 
 
 def test_lost_but_continued_to_a_good_end_is_a_failure(monitor: Server) -> None:
@@ -335,6 +344,26 @@ def test_of_a_url_only_the_host_is_printed(finish: Finish, locks: str, monitor: 
             assert ("127.0.0.1" in err or "no-such.invalid" in err) and sum("heartbeat" in line for line in err.splitlines()) == 1
 
 
+def test_https_by_the_usual_variable(finish: Finish, locks: str, tls_monitor: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A certificate of an authority that only REQUESTS_CA_BUNDLE knows."""
+    ping = ("--heartbeat", tls_monitor.url + CHECK, "--heartbeat-timeout", "3")
+    assert finish(*ping, "j", "sh", "-c", "exit 4", backend=locks, env={"REQUESTS_CA_BUNDLE": tls_monitor.ca}) == (4, "", "")
+    assert tls_monitor.lines == [f"GET {CHECK}/start", f"GET {CHECK}/4"]
+    code, _, err = finish(*ping, "j", "sh", "-c", "exit 4", backend=locks)
+    assert (code, err.count("\n")) == (4, 1) and "127.0.0.1 (TLS failed)" in err
+    assert len(tls_monitor.log) == 2
+
+
+def test_proxies_by_the_usual_variables(finish: Finish, locks: str, monitor: Server, another: Server) -> None:
+    """A proxy for https is asked for a tunnel, and sees no path; no_proxy keeps a host out."""
+    proxy = {"HTTPS_PROXY": monitor.url, "http_proxy": monitor.url, "no_proxy": "127.0.0.1"}
+    ping = ("--heartbeat-timeout", "2", "--heartbeat", f"https://hc-ping.com/{TOKEN}", "--heartbeat", another.url + "/direct")
+    code, _, err = finish(*ping, "j", "true", backend=locks, env=proxy)
+    assert code == 0 and "hc-ping.com (" in err and TOKEN not in err
+    assert {str(r) for r in monitor.log} == {"CONNECT hc-ping.com:443"}
+    assert another.lines == ["GET /direct"]
+
+
 def test_quiet_is_quiet_about_it(finish: Finish, locks: str, monitor: Server) -> None:
     assert finish("-q", "--heartbeat", monitor.url + "/404", "j", "true", backend=locks) == (0, "", "")
 
@@ -347,6 +376,21 @@ def test_a_start_that_hangs_delays_nothing_and_the_end_comes_after_it(start: Sta
     assert [r.path.rpartition("/")[2] for r in monitor.log][-1] == "5"
     assert {r.path.rpartition("/")[2] for r in monitor.log[:-1]} == {"start"}
     assert monitor.log[-1].at - float(out) < 2 + SLACK
+
+
+def test_a_start_that_has_not_left_by_the_end_never_does(monitor: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that is too busy to run its thread: a start after the end would mean that the job runs, and for ever."""
+    work: list[Callable[[], None]] = []
+    run = pings._in_background
+    monkeypatch.setattr(pings, "_in_background", lambda tell: bool(work.append(tell)) or True)
+    one = pings.Monitor(parse(monitor.url + CHECK), 5)
+    ping = Ping("n", "h", "r", "u")
+    one.start(ping)
+    monkeypatch.setattr(pings, "_in_background", run)
+    one.end(ping.but(outcome="ok"), None, clock.now() + 1)
+    assert one.answer(clock.now() + 5) == ""
+    work[0]()
+    assert monitor.lines == [f"GET {CHECK}"]
 
 
 def test_the_lock_is_free_while_the_final_ping_hangs(start: Start, finish: Finish, locks: str, monitor: Server) -> None:
@@ -410,10 +454,10 @@ def test_a_limit_that_the_monitor_tells_is_kept(finish: Finish, locks: str, moni
 
 def test_without_a_heartbeat_nothing_of_it_is_imported_and_no_thread_started(locks: str) -> None:
     code = (
-        "import sys, threading; from cronlock import cli;"
+        "import os, sys; from cronlock import cli;"
         "status = cli.start(sys.argv[1:], {'PATH': '/bin:/usr/bin'});"
-        "found = sorted({'cronlock.heartbeat', 'cronlock.tail', 'requests'} & sys.modules.keys());"
-        "print(status, found, threading.active_count())"
+        "found = sorted({'cronlock.pings', 'cronlock.tail', 'requests', 'urllib.parse', 'threading'} & sys.modules.keys());"
+        "print(status, found, len(os.listdir('/proc/self/task')))"
     )
 
     def imported(*argv: str) -> str:
@@ -422,9 +466,10 @@ def test_without_a_heartbeat_nothing_of_it_is_imported_and_no_thread_started(loc
     assert imported("j", "true") == "0 [] 1"
     assert imported("--heartbeat-output", "10k", "j", "true") == "0 [] 1"  # by itself it means nothing: a nested cronlock has it too
     dead = ("--heartbeat", "http://127.0.0.1:1/", "--heartbeat-timeout", "0.5")
-    assert imported(*dead, "j", "false").startswith("1 ['cronlock.heartbeat', 'requests']")
+    assert imported(*dead, "j", "false").startswith("1 ['cronlock.pings', 'requests', 'threading', 'urllib.parse']")
     subprocess.run([sys.executable, "-m", "cronlock", "-b", locks, "--once-per", "1d", "d", "true"], check=True)
-    assert imported(*dead, "--once-per", "1d", "d", "true") == "75 ['cronlock.heartbeat'] 1"
+    assert imported(*dead, "--once-per", "1d", "d", "true") == "75 [] 1"
+    assert imported(*dead, "--heartbeat-output", "1k", "--once-per", "1d", "d", "true") == "75 ['cronlock.tail'] 1"
 
 
 def test_requests_comes_after_the_spawn(finish: Finish, locks: str, monitor: Server, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import cronlock
 HOME = Path(cronlock.__file__).parent
 LAYERS = (
     "model errors durations clock lean __init__",
-    "periods state usual local protocol exits tree signals observers heartbeat tail",
+    "periods state usual local protocol exits tree signals observers heartbeat heartbeat_url pings tail",
     "guard lease backends",
     "run",
     "registry options",

@@ -12,12 +12,16 @@ import errno
 import fcntl
 import os
 import select
-import signal
-import struct
+import sys
 import termios
-import threading
+from _thread import allocate_lock  # threading's own; the rest of that comes when the command runs
 
 from cronlock import clock
+from cronlock.lean import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import threading
 
 CHUNK = 65536  # what a pipe holds
 DRAIN = 1.0  # seconds that what is left in the pipes may take before the final ping is sent
@@ -28,7 +32,7 @@ class Ring:
 
     def __init__(self, size: int) -> None:
         self._ring = bytearray(size)  # touched, and so paid for, as it fills
-        self._lock = threading.Lock()
+        self._lock = allocate_lock()
         self._total = 0
         self._closed = False
 
@@ -85,6 +89,8 @@ class Tail:
 
     def start(self) -> None:
         """After the fork: only the command has the write ends now."""
+        import threading
+
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # threads inherit it: signals are the loop's
         try:
             for reads, writes, fd in self._pipes:
@@ -135,8 +141,7 @@ class Tail:
 
 def _waiting(fd: int) -> int:
     """Bytes in a pipe."""
-    count: int = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0"))[0]
-    return count
+    return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0"), sys.byteorder)
 
 
 def _write(fd: int, chunk: bytes) -> None:

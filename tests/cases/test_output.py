@@ -25,16 +25,20 @@ def test_o58_streams_stay_apart_and_in_time(sh):
     assert done["out"] == "o1 o2 err=e1"
 
 
-def test_o60_large_output(sh):
-    """Passes at the speed of the pipe and through no memory of ours. (The bounded tail for a ping waits for --heartbeat-output.)"""
+def test_o60_large_output(sh, monitor):
+    """Passes at the speed of the pipe and through no memory of ours; a monitor gets the end of it, no more."""
     done = sh.run(
         """
         export job='head -c 150000000 /dev/zero | tr "\\0" x; echo; echo LAST'
         timed without sh -c 'sh -c "$job" | tail -c 5'
         timed with sh -c 'peak $T/kB cronlock l3 -- sh -c "$job" | tail -c 5'
-        echo kB=$(cat $T/kB)
-        """
+        export CRONLOCK_HEARTBEAT=$H/ping/0c70cd54-1a3c-4fd5-8f0c-0123456789ab
+        timed told sh -c 'peak $T/kB2 cronlock --heartbeat-output 1k l3 -- sh -c "$job" | tail -c 5'
+        echo kB=$(cat $T/kB); echo kB2=$(cat $T/kB2)
+        """,
+        H=monitor.url,
     )
-    assert done.out.split("\n").count("LAST") == 2
-    assert int(done["kB"]) < 64_000
-    assert done.took("with") < 2 * done.took("without") + 2
+    assert done.out.split("\n").count("LAST") == 3
+    assert max(int(done["kB"]), int(done["kB2"])) < 64_000
+    assert max(done.took("with"), done.took("told")) < 2 * done.took("without") + 2
+    assert monitor.log[-1].body == b"x" * 1018 + b"\nLAST\n"

@@ -5,25 +5,35 @@ from __future__ import annotations
 import os
 
 from cronlock import clock, durations, errors, exits
+from cronlock.config import has_password, load, settle
 from cronlock.ctl.table import WIDTH, fancy, paint, printable
+from cronlock.heartbeat_url import parse
 from cronlock.model import Finding
-from cronlock.options import OPTIONS, from_environment
+from cronlock.options import OPTIONS
+from cronlock.registry import open_backend
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from typing import Any
 
     from cronlock.protocol import Backend
 
 SCHEMA = 1
 MARKS = {"ok": ("✓", "+", "good"), "warning": ("!", "!", "odd"), "trouble": ("✗", "x", "bad")}
 LEVELS = tuple(MARKS)
+BUILT_IN = "built in"  # source of a value that nobody set
 SLOW = 0.5  # seconds for one question; every start waits for two
 
 
-def findings(backend: Backend, argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[Finding]:
+def findings(backend: Backend, argv: Sequence[str], environ: Mapping[str, str], config: str | None = None) -> Iterator[Finding]:
+    """`config`: the file that --config names."""
+    from cronlock.ctl import crontab  # no other verb pays for what this one imports
+
     yield from store(backend)
-    yield from command_line(backend, argv, environ)
+    yield from settings(environ, config)
+    yield from command_line(argv)
+    yield from crontab.findings()
 
 
 def store(backend: Backend) -> Iterator[Finding]:
@@ -46,34 +56,58 @@ def store(backend: Backend) -> Iterator[Finding]:
         yield Finding("trouble", "check", str(error))
 
 
-def command_line(backend: Backend, argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[Finding]:
-    """What the crontab lines of this environment would meet."""
+def settings(environ: Mapping[str, str], config: str | None) -> Iterator[Finding]:
+    """What a cronlock with no options would do here, and where that comes from; then what the config says of single locks."""
+    from cronlock.ctl.crontab import lease
+
+    given = {"config": config} if config else {}
     try:
-        given = {option.key: option.default for option in OPTIONS} | from_environment(environ)
-    except errors.UsageError as error:
-        yield Finding("trouble", "options", str(error))
+        values, sources = settle(given, "", environ)
+        locks = load(values["config"], environ).locks
+        yield from (Finding("ok", "setting", text) for text in _set(values, sources))
+    except errors.CronlockError as error:
+        yield Finding("trouble", "setting", str(error), f"until then every run ends with status {exits.status(error)}")
         return
-    ttl, kill_after = given["ttl"], given["kill_after"]
-    grace = min(kill_after, ttl / 4)
-    text = f"ttl {durations.show(ttl)}, renewed every {durations.show(ttl / 3)}; on a loss {durations.show(grace)} from TERM to KILL"
-    if grace < kill_after:
-        short = f"a quarter of the ttl is shorter than --kill-after {durations.show(kill_after)}"
-        yield Finding("warning", "ttl", text, f"{short}: a command that needs that long needs --ttl {durations.show(4 * kill_after)}")
-    elif ttl < 10:
-        yield Finding("warning", "ttl", text, "a pause of a few seconds (load, network) costs the lock: --ttl 30s or more")
-    else:
-        yield Finding("ok", "ttl", text)
-    if any("://" in word and ":" in word.partition("://")[2].rpartition("@")[0] for word in argv):
-        remedy = "CRONLOCK_BACKEND, ?password_file= or .pgpass"
-        yield Finding("warning", "password", "on the command line, where every user's ps shows it", remedy)
-    else:
-        yield Finding("ok", "password", "none on the command line")
+    yield lease(values["ttl"], values["kill_after"])
+    for name in locks:
+        try:
+            own, theirs = settle(given, name, environ)
+            told = "; ".join(_set(own, {key: source for key, source in theirs.items() if source != sources[key]}))
+        except errors.CronlockError as error:
+            yield Finding("trouble", "setting", f"of {name}: {error}", f"until then its runs end with status {exits.status(error)}")
+            continue
+        yield Finding("ok", "setting", f"of {name}: {told or 'none that counts here'}")
+        if (doubt := lease(own["ttl"], own["kill_after"])).level != "ok":
+            yield Finding(doubt.level, "ttl", f"of {name}: {doubt.text}", doubt.remedy)
     if "KUBERNETES_SERVICE_HOST" in environ:
-        if given["conflict_exit_code"]:
-            text = f"in a pod a skipped run ends with {given['conflict_exit_code']}, so Kubernetes starts the pod again"
+        if values["conflict_exit_code"]:
+            text = f"in a pod a skipped run ends with {values['conflict_exit_code']}, so Kubernetes starts the pod again"
             yield Finding("warning", "pod", text, "-E 0 with --once-per, or CRONLOCK_CONFLICT_EXIT_CODE=0")
         else:
             yield Finding("ok", "pod", "a skipped run ends with 0")
+
+
+def _set(values: Mapping[str, Any], sources: Mapping[str, str]) -> Iterator[str]:
+    """What somebody has set, and who; without passwords and tokens."""
+    for option in OPTIONS:
+        source, value = sources.get(option.key, BUILT_IN), values[option.key]
+        if source == BUILT_IN or option.name == "config":
+            continue
+        if option.name == "backend":
+            value = open_backend(value).where
+        elif option.name == "heartbeat":
+            value = [parse(url, nth).host for nth, url in enumerate(value, 1)]
+        elif option.kind in ("duration", "wait"):
+            value = durations.show(value)
+        yield f"{option.name} {' '.join(value) if option.kind == 'words' else value}, from {source}"
+
+
+def command_line(argv: Sequence[str]) -> Iterator[Finding]:
+    if any(has_password(word) for word in argv):
+        remedy = "CRONLOCK_BACKEND, the config file, ?password_file= or .pgpass"
+        yield Finding("warning", "password", "on the command line, where every user's ps shows it", remedy)
+    else:
+        yield Finding("ok", "password", "none on the command line")
 
 
 def table(backend: Backend, found: Sequence[Finding]) -> str:
