@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -62,6 +63,10 @@ def test_descriptors_travel():
     ours.close()
     assert lean.recv_fds(theirs, 100, 16) == (b"", [])
     theirs.close()
+
+
+def test_digest():
+    assert lean.digest(b"x") == hashlib.blake2b(b"x", digest_size=8).hexdigest()
 
 
 def test_suppress():

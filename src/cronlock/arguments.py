@@ -28,53 +28,44 @@ SEEN_BY_PS = (
 )
 BACKGROUND = "the shell puts the command in the background (a & at the end, or &> in a shell that is not bash), so the lock goes at once"
 
-LONG = {f"--{name}": option for option in OPTIONS for name in (option.name, *option.aliases)}
-BY_KEY = {option.key: option for option in OPTIONS}
-SHORT = {letter: option for option in OPTIONS for letter in option.letters}
 
-
-def plain(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]] | None:
+def plain(argv: Sequence[str], options: Sequence[Option] = OPTIONS) -> tuple[dict[str, Any], list[str]] | None:
     """The options given, converted, by key; and the words after them. None: click has more to say."""
-    given: dict[str, Any] = {}
+    known = {f"--{name}": option for option in options for name in (option.name, *option.aliases)}
+    known |= {f"-{letter}": option for option in options for letter in option.letters}
+    given: dict[Option, Any] = {}
     rest = list(argv)
     while rest and rest[0].startswith("-") and rest[0] != "-":
         word = rest.pop(0)
         if word == "--":
             break
         name, equals, value = word.partition("=")
-        option = LONG.get(name)
-        if option is None and not word.startswith("--"):
-            option, word = _short(word, given)
-            equals = value = word
-        if option is None:
+        while not word.startswith("--") and word not in known:  # -nvt5m: flags, then one with its value
+            flag = known.get(word[:2])
+            if flag is None or flag.kind != "flag":
+                name, equals, value = word[:2], "=", word[2:]
+                break
+            given[flag] = True
+            name = word = "-" + word[2:]
+            equals = ""
+        option = known.get(name)
+        if option is None or (option.kind == "flag" and equals):
             return None
         if option.kind == "flag":
-            if equals:
-                return None
-            given[option.key] = True
+            given[option] = True
             continue
         if not equals:
             if not rest:
                 return None
             value = rest.pop(0)
-        given[option.key] = (*given.get(option.key, ()), value) if option.kind == "words" else value
-    return {key: _converted(BY_KEY[key], value) for key, value in given.items()}, rest
+        given[option] = (*given.get(option, ()), value) if option.kind == "words" else value
+    return {option.key: _converted(option, value) for option, value in given.items()}, rest
 
 
 def _converted(option: Option, value: str | bool | tuple[str, ...]) -> Any:
     if isinstance(value, tuple):
         return tuple(convert(option, one) for one in value)
     return value if isinstance(value, bool) else convert(option, value)
-
-
-def _short(word: str, given: dict[str, Any]) -> tuple[Option | None, str]:
-    """Of `-nvt5m` the flags go into `given`; the last option is returned, and what is left for its value."""
-    for at, letter in enumerate(word[1:], 2):
-        option = SHORT.get(letter)
-        if option is None or option.kind != "flag" or at == len(word):
-            return option, word[at:]
-        given[option.key] = True
-    return None, ""
 
 
 def understand(values: Mapping[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> tuple[Job, str]:

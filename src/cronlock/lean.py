@@ -82,6 +82,15 @@ def dumps(value: Any) -> str:
     return "".join(_JSON[1](value, 0))
 
 
+def digest(data: bytes) -> str:
+    """16 hexadecimal digits. hashlib would load OpenSSL."""
+    try:
+        from _blake2 import blake2b
+    except ImportError:
+        from hashlib import blake2b
+    return blake2b(data, digest_size=8).hexdigest()
+
+
 def prctl(option: int, value: int) -> None:
     try:
         import _ctypes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from cronlock import clock
-from cronlock.lean import suppress
+from cronlock.lean import digest, suppress
 
 SYSTEM_DIRECTORY = "/var/lib/cronlock"
 SAID = "said-"
@@ -54,6 +54,4 @@ def _forget(directory: str) -> None:
 
 
 def _mark(what: str) -> str:
-    from hashlib import sha256
-
-    return os.path.join(default_directory(), SAID + sha256(os.fsencode(what)).hexdigest()[:16])
+    return os.path.join(default_directory(), SAID + digest(os.fsencode(what)))

@@ -46,22 +46,19 @@ def complete(instruction: str) -> int:
     return shell_complete(command(), {}, "cronlock", COMPLETE, instruction)
 
 
+def parameter(option: Option) -> click.Option:
+    names = [f"-{letter}" for letter in option.letters] + [f"--{n}" for n in (option.name, *option.aliases)]
+    if option.kind == "flag":
+        return click.Option([*names, option.key], is_flag=True, help=_help(option))
+    metavar = option.metavar or "|".join(option.choices)
+    return click.Option([*names, option.key], type=_Kind(option), metavar=metavar, multiple=option.kind == "words", help=_help(option))
+
+
 def command() -> click.Command:
-    parameters: list[click.Parameter] = []
-    for option in OPTIONS:
-        names = [f"-{letter}" for letter in option.letters] + [f"--{n}" for n in (option.name, *option.aliases)]
-        if option.kind == "flag":
-            parameters.append(click.Option([*names, option.key], is_flag=True, help=_help(option)))
-        else:
-            metavar = option.metavar or "|".join(option.choices)
-            repeatable = option.kind == "words"
-            parameters.append(
-                click.Option([*names, option.key], type=_Kind(option), metavar=metavar, multiple=repeatable, help=_help(option))
-            )
     words = click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, metavar="NAME COMMAND [ARG]...", shell_complete=_name_then_command)
     made = click.Command(
         "cronlock",
-        params=[*parameters, words],
+        params=[*map(parameter, OPTIONS), words],
         help="Run COMMAND while holding the lock NAME, so that of all servers that fire this crontab line one runs it.",
         epilog=EPILOG,
         context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"], "max_content_width": 80},

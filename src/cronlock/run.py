@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import time
 
 from cronlock import clock, durations, exits
 from cronlock.errors import UNANSWERED, BackendError, CronlockError, Interrupted, LeaseLost
 from cronlock.guard import FOREVER, TURN, Guard, Orders, cannot_start, first_that_starts
+from cronlock.lean import signal
 from cronlock.lease import INF, Keeping
 from cronlock.model import Busy, Done, Event, Grant, Job, Outcome, Run
 from cronlock.signals import Signals
@@ -123,10 +123,12 @@ class Supervision:
         self._warn_at = self._started + job.warn_after if job.warn_after else INF
         self._ask_at = self._started + LEAST if job.warn_after is None and keeping else INF  # what is usual: no short run pays for it
         self._ended: int | None = None  # wait status of the direct child
+        self._by_itself = False  # it ended before the guard began to stop it
         self._usually = ""
         self._gone = False  # the whole tree, after a stop
         self._failed = 0  # errno of a command that could not be started
         self._why = ""  # why it is being stopped: signal, timed-out, lost
+        self._stopping = False  # the guard has begun to
         self._answer_by = INF  # when the guard, told to stop, must have said that it does
         self._lost = ""
         self._fds: tuple[int, ...] = ()
@@ -165,9 +167,7 @@ class Supervision:
             gap = now - before
             if self._signals.fd in ready:
                 self._signals.clear()
-            for message in self._guard.messages():
-                self._hear(message)
-            if self._finished():
+            if self._over():
                 return
             if self._keeping:
                 if gap > self._keeping.gap:  # suspended or stopped: nobody knows what happened meanwhile
@@ -176,7 +176,7 @@ class Supervision:
                     self._renew(self._keeping)
                 elif self._keeping.expired() and not self._lost:  # between two tries, and the guard, which should have said so, is frozen
                     self._lose(f"no answer in time: {self._keeping.unanswered or 'none'}", self._keeping.grace)
-            if now >= self._limit and not self._why:
+            if now >= self._limit and not self._why and not self._over():
                 self._stop("timed-out", self._job.kill_after)
             if now >= self._ask_at:
                 self._ask_at, self._warn_at = INF, self._started + self._usual_limit()
@@ -188,6 +188,12 @@ class Supervision:
             if now >= self._answer_by:  # it was told to stop and says nothing: frozen
                 self._answer_by = INF
                 self._guard.kill()
+
+    def _over(self) -> bool:
+        """With what the guard has said by now: while the store is asked, the command may end by itself."""
+        for message in self._guard.messages():
+            self._hear(message)
+        return self._finished()
 
     def _finished(self) -> bool:
         return self._failed != 0 or (self._gone if self._why else self._ended is not None)
@@ -234,14 +240,14 @@ class Supervision:
         if word == "started":
             self._observe(Event("started", "info", f"the command runs, pid {rest}", {"command_pid": int(rest), "run_id": self._run_id}))
         elif word == "ended":
-            self._ended = int(rest)
+            self._ended, self._by_itself = int(rest), not self._stopping
             self._observe(Event("ended", "info", "the command has ended", {"run_id": self._run_id}))
         elif word == "gone":
             self._gone = True
         elif word == "failed":
             self._failed = int(rest)
         elif word == "stopping":
-            self._answer_by = INF
+            self._answer_by, self._stopping = INF, True
             if rest == "expired":
                 self._lose("the lease ran out before it could be renewed", 0.0)
             self._why = self._why or ("signal" if rest == "signal" else "lost")
@@ -254,7 +260,8 @@ class Supervision:
         try:
             renewed = keeping.turn()
         except LeaseLost as error:
-            self._lose(str(error), keeping.grace)
+            if not self._over():
+                self._lose(str(error), keeping.grace)
             return
         if renewed:
             replaced = _open_files(keeping.lease.fds) != before
@@ -268,6 +275,8 @@ class Supervision:
             elif replaced and before:
                 cut = "the connection that carried the lock was cut, and the lock is held again; nobody else had it"
                 self._observe(Event("regained", "warning", cut))
+        elif self._over():
+            return
         elif keeping.expired():
             self._lose(f"no answer in time: {keeping.unanswered}", keeping.grace)
         elif not trouble:
@@ -313,9 +322,10 @@ class Supervision:
         status = self._ended or 0
         code = None if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         signum = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-        if self._why == "timed-out":
+        stopped = not self._by_itself
+        if self._why == "timed-out" and stopped:
             return Outcome("timed-out", code, signum, detail=durations.show(self._job.max_runtime or 0.0))
-        if self._lost:
+        if self._lost and (stopped or self._job.on_lost == "continue"):
             return Outcome("lost", code, signum, detail=self._lost if self._job.on_lost == "terminate" else "continued")
         if signum is not None:
             return Outcome("killed", None, signum, detail="through us" if signum in self._signals.received or self._why == "signal" else "")

@@ -6,6 +6,8 @@ import fcntl
 import os
 import stat
 
+from filelock import lock_descriptor
+
 from cronlock import durations
 from cronlock.backends import mounts
 from cronlock.model import Finding
@@ -62,16 +64,15 @@ def _modes(path: str) -> Finding:
 
 
 def _locks(path: str) -> Finding:
-    """A file system may refuse, or say yes to everybody."""
+    """A file system may refuse, or say yes to everybody. The second to ask is filelock, which other Python programs lock with."""
     name = os.path.join(path, f".check-{os.urandom(6).hex()}")
     fds: list[int] = []
     try:
         for more in (os.O_CREAT | os.O_EXCL, 0):
             fds.append(os.open(name, os.O_RDWR | os.O_CLOEXEC | more, 0o600))  # NFS locks what is open for writing only
         fcntl.flock(fds[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
-        fcntl.flock(fds[1], fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return Finding("ok", "locks", "exclude each other")
+        if not lock_descriptor(fds[1], blocking=False):
+            return Finding("ok", "locks", "exclude each other")
     except OSError as error:
         return Finding("trouble", "locks", f"can't be taken in {path}: {error.strerror}", "choose another directory")
     finally:

@@ -20,7 +20,7 @@ import time
 from cronlock import clock, state
 from cronlock.backends.urls import decoded
 from cronlock.errors import BackendError, ConfigError, LeaseLost, PermissionDenied, UsageError
-from cronlock.lean import signal, suppress
+from cronlock.lean import digest, signal, suppress
 from cronlock.local import default_directory
 from cronlock.model import Busy, Done, Grant, Run, Status
 
@@ -505,9 +505,7 @@ def _key(path: str) -> str:
 
 
 def _digest(text: str) -> str:
-    from hashlib import sha256
-
-    return sha256(os.fsencode(text)).hexdigest()[:16]
+    return digest(os.fsencode(text))
 
 
 class _TimeUp(Exception):

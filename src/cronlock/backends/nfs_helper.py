@@ -16,7 +16,7 @@ import socket
 import struct
 from contextlib import suppress
 
-from cronlock import clock, errors, model
+from cronlock import clock, errors, model, state
 from cronlock.backends import flock, mounts
 from cronlock.errors import BackendError, ConfigError, LeaseLost
 from cronlock.model import Busy, Done, Grant, Run, Status, Value
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, NoReturn
 
-    from cronlock import state
     from cronlock.model import Finding
 
 POLL = 0.2  # seconds between a waiter's tries: the kernel polls an NFS server, too, when flock(2) blocks
@@ -273,9 +272,8 @@ class NetLease(flock.FlockLease):
         self.mount = mount
         found = os.fstat(fd)
         self._identity = found.st_dev, found.st_ino
-        with suppress(OSError):  # so that the first renewal, too, has no record to open
-            self._written = os.stat(place.state_path).st_mtime_ns
-        if mount and mount.kind in ("nfs", "nfs4"):  # reads ask the server, not the cache (no alignment needed there)
+        self._direct = bool(mount and mount.kind in ("nfs", "nfs4"))
+        if self._direct:  # reads ask the server, not the cache (no alignment needed there)
             fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
 
     def envelope(self) -> int:
@@ -285,17 +283,17 @@ class NetLease(flock.FlockLease):
         return kept.detach()
 
     def renew(self, until: float) -> None:
-        """A byte is read through the locked descriptor: on NFSv4 that renews the server's lease, and EIO tells that the lock was
-        lost, as it does after a write and fsync, but leaves nothing behind that a close would have to wait for. Nothing is
-        opened: a server that has just started opens nothing for a minute or two, while its clients get their locks back."""
+        """The record is read through the locked descriptor: on NFSv4 that renews the server's lease, and EIO tells that the lock
+        was lost, as it does after a write and fsync, but leaves nothing behind that a close would have to wait for. No file is
+        opened: a server that has just started opens none for a minute or two, while its clients get their locks back."""
         path = self._place.path
         if self._fd < 0:
             raise LeaseLost(f"{path}: the lock was given back")
         trouble: OSError | None = None
         try:
-            os.pread(self._fd, 1, 0)
+            record = os.pread(self._fd, flock.STATE_LIMIT if self._direct else 1, 0)
         except OSError as error:
-            trouble = error
+            record, trouble = b"", error
         try:
             named = _look(path)
         except OSError as error:
@@ -308,16 +306,19 @@ class NetLease(flock.FlockLease):
             raise LeaseLost(f"{path}: the server has dropped the lock ({trouble.strerror}), so this machine was cut off")
         if trouble:
             raise flock.lock_error(trouble, path)
-        self.must_be_last()
+        if self._direct and self._place.own:
+            self._must_be_mine(record)
+        else:
+            self.must_be_last()
 
-    def must_be_last(self) -> None:
-        """Who has not got the lock writes no record: another run's means that the server gave the lock away and told nobody, as
-        one with NFSv3 does when it was started again and its notice did not arrive here."""
-        before = self._written
-        super().must_be_last()
-        if self._written != before and (last := flock._read_state(self._place).run) and last.token != self.run.token:
-            self._seized = f"{self._place.path}: the server has given the lock to pid {last.pid} on {last.host}"
-            raise LeaseLost(self._seized)
+    def _must_be_mine(self, record: bytes) -> None:
+        """Who has not got the lock writes no record, but for an operator: another run's means that the server gave the lock away
+        and told nobody, as one with NFSv3 does when it was started again and its notice did not arrive here."""
+        with suppress(state.Foreign, ConfigError):
+            last = state.decode(record).run
+            if last and last.token != self.run.token:
+                who = "taken away by" if last.outcome == "released" else f"given by the server to pid {last.pid} of"
+                raise LeaseLost(f"{self._place.path}: {who} {last.user} on {last.host}")
 
 
 def _look(path: str) -> tuple[int, int]:

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
 
-import click
-
-from cronlock import __version__, clock, errors, exits, manual, observers
+from cronlock import clock, errors, exits, observers
+from cronlock.arguments import plain
 from cronlock.config import settle
-from cronlock.ctl import check, history, key, metrics, release, status
-from cronlock.durations import parse
-from cronlock.options import OPTIONS, convert
+from cronlock.ctl import history, key, metrics, release, status
+from cronlock.lean import suppress
+from cronlock.model import Value
+from cronlock.options import OPTIONS, Option
 from cronlock.registry import open_backend
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import NoReturn
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any, NoReturn
 
     from cronlock.protocol import Backend
 
-BY_NAME = {option.name: option for option in OPTIONS}
+WHERE = tuple(option for option in OPTIONS if option.name in ("backend", "config"))  # they come before the verb
 UNKNOWN = 3  # of a monitoring plugin that could not find out
+COMPLETE = "_CRONLOCKCTL_COMPLETE"
+
+
+class Verb(Value):
+    run: Callable[..., int]  # of the stores, NAME or '', and the options by key
+    help: str
+    name: str = ""  # NAME is needed, optional, or not taken
+    options: tuple[Option, ...] = ()
 
 
 def main() -> NoReturn:
@@ -36,17 +43,17 @@ def main() -> NoReturn:
 
 def start(argv: list[str]) -> int:
     try:
-        return commands.main(argv, "cronlockctl", standalone_mode=False) or 0
-    except click.exceptions.Exit as left:
-        return left.exit_code
-    except click.Abort:
-        return exits.SIGNAL + 2
-    except click.ClickException as error:
-        observers.say(error.format_message(), "cronlockctl")
-        return exits.USAGE
+        found = read(argv) if COMPLETE not in os.environ else None
+        if found:
+            return call(*found)
+        from cronlock.ctl import manual  # click, for help, errors and completion
+
+        return manual.answer(argv)
     except errors.CronlockError as error:
         observers.say(str(error), "cronlockctl")
         return exits.status(error)
+    except KeyboardInterrupt:
+        return exits.SIGNAL + 2
     except BrokenPipeError:
         os.dup2(os.open("/dev/null", os.O_WRONLY), 1)
         return 0
@@ -55,23 +62,32 @@ def start(argv: list[str]) -> int:
         return exits.INTERNAL
 
 
-@click.group(
-    invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
-    help="See who holds which lock, since when, and how the last runs ended. Disturbs nothing, release aside.",
-)
-@click.option("-b", "--backend", metavar="URL", help="where the locks live, as for cronlock  [flock:]")
-@click.option("--config", metavar="FILE", help="read this config instead of the usual ones")
-@click.version_option(__version__, "-V", "--version", prog_name="cronlockctl", message="%(prog)s %(version)s")
-@click.pass_context
-def commands(context: click.Context, backend: str | None, config: str | None) -> int | None:
-    if context.invoked_subcommand is None:
-        click.echo(context.get_help())
-        return exits.USAGE
-    words = {"backend": backend, "config": config}
-    context.obj = Stores({key: convert(BY_NAME[key], word) for key, word in words.items() if word is not None})
-    context.call_on_close(context.obj.close)
-    return None
+def read(argv: Sequence[str]) -> tuple[Verb, Mapping[str, Any], str, Mapping[str, Any]] | None:
+    """The verb, where its locks are, NAME and its options, which may stand on both sides of NAME. None: click has more to say."""
+    outer = plain(argv, WHERE)
+    verb = VERBS.get(outer[1][0]) if outer and outer[1] else None
+    if outer is None or verb is None:
+        return None
+    options: dict[str, Any] = {}
+    names, rest = [], outer[1][1:]
+    while rest:
+        inner = plain(rest, verb.options)
+        if inner is None or "--" in rest:
+            return None
+        options |= inner[0]
+        names += inner[1][:1]
+        rest = inner[1][1:]
+    if len(names) > bool(verb.name) or (verb.name == "needed" and not names):
+        return None
+    return verb, outer[0], names[0] if names else "", options
+
+
+def call(verb: Verb, given: Mapping[str, Any], name: str, options: Mapping[str, Any]) -> int:
+    stores = Stores(given)
+    try:
+        return verb.run(stores, name, **options)
+    finally:
+        stores.close()
 
 
 class Stores:
@@ -91,105 +107,95 @@ class Stores:
             backend.close()
 
 
-def duration(_context: click.Context, _parameter: click.Parameter, text: str | None) -> float | None:
-    try:
-        return parse(text) if text else None
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-def complete(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    return manual.names(context.find_root().params, incomplete)
-
-
-@commands.command("status", help="Who holds what. Since when, and is that usual; with NAME all about it.")
-@click.argument("name", required=False, shell_complete=complete)
-@click.option("--json", "as_json", is_flag=True, help="for programs; docs/cronlockctl.md has the schema")
-@click.option("--max-age", metavar="DURATION", callback=duration, help="monitoring plugin: 0 if it succeeded so recently, 1 warning, 2 not")
-@click.pass_obj
-def _status(stores: Stores, name: str | None, as_json: bool, max_age: float | None) -> int:
-    backend = stores.open(name or "")
+def _status(stores: Stores, name: str, json: bool = False, max_age: float | None = None) -> int:
+    backend = stores.open(name)
     try:
         names = [name] if name else sorted(backend.names(clock.now() + backend.timeout))
         found = [status.look(backend, one) for one in names]
     except (errors.BackendError, errors.PermissionDenied, errors.ConfigError) as error:
         if max_age is None:
             raise
-        click.echo(f"UNKNOWN: {error}")
+        print(f"UNKNOWN: {error}")
         return UNKNOWN
     code, lines = status.verdict(found, max_age) if max_age is not None else (0, [])
-    if as_json:
+    if json:
         _json(status.as_json(backend, found))
     elif lines:
-        click.echo("\n".join(lines))
+        print("\n".join(lines))
     else:
-        click.echo(status.page(found[0]) if name else status.table(found))
+        print(status.page(found[0]) if name else status.table(found))
     if max_age is None and name and found[0].state == "free":
         return status.FREE
     return code
 
 
-@commands.command("history", help="How the last runs went. Oldest first, with what each took.")
-@click.argument("name", shell_complete=complete)
-@click.option("--json", "as_json", is_flag=True, help="for programs; docs/cronlockctl.md has the schema")
-@click.pass_obj
-def _history(stores: Stores, name: str, as_json: bool) -> int:
+def _history(stores: Stores, name: str, json: bool = False) -> int:
     backend = stores.open(name)
     runs = backend.history(name, clock.now() + backend.timeout)
-    if as_json:
+    if json:
         _json(history.as_json(backend, name, runs))
     else:
-        click.echo(history.table(runs))
+        print(history.table(runs))
     return 0
 
 
-@commands.command("release", help="Take a lock from its holder. Its command is stopped and ends as lost.")
-@click.argument("name", shell_complete=complete)
-@click.option("-y", "--yes", is_flag=True, help="do not ask")
-@click.pass_obj
-def _release(stores: Stores, name: str, yes: bool) -> int:
+def _release(stores: Stores, name: str, yes: bool = False) -> int:
     backend = stores.open(name)
     run, text = release.holder(backend, name)
-    click.echo(text)
+    print(text)
     if run is None:
         return 1
-    if not yes and not click.confirm("Take it away? Its command will be stopped."):
+    if not yes and not _confirmed("Take it away? Its command will be stopped."):
         return 1
-    click.echo(release.release(backend, name, run))
+    print(release.release(backend, name, run))
     return 0
 
 
-@commands.command("check", help="What would go wrong in production. A line each; 0 nothing, 1 warnings, 2 trouble.")
-@click.option("--json", "as_json", is_flag=True, help="for programs; docs/cronlockctl.md has the schema")
-@click.pass_obj
-def _check(stores: Stores, as_json: bool) -> int:
+def _check(stores: Stores, _name: str, json: bool = False) -> int:
+    from cronlock.ctl import check  # it reads crontabs, with re, shlex and subprocess
+
     backend = stores.open()
     found = list(check.findings(backend, sys.argv[1:], os.environ, stores.given.get("config")))
-    if as_json:
+    if json:
         _json(check.as_json(backend, found))
     else:
-        click.echo(check.table(backend, found))
+        print(check.table(backend, found))
     return check.status(found)
 
 
-@commands.command("key", help="The same lock in SQL, redis-cli or flock(1).")
-@click.argument("name", shell_complete=complete)
-@click.pass_obj
 def _key(stores: Stores, name: str) -> int:
-    click.echo(key.text(stores.open(name), name))
+    print(key.text(stores.open(name), name))
     return 0
 
 
-@commands.command("metrics", help="All locks as Prometheus reads them.")
-@click.pass_obj
-def _metrics(stores: Stores) -> int:
+def _metrics(stores: Stores, _name: str) -> int:
     backend = stores.open()
     names = sorted(backend.names(clock.now() + backend.timeout))
-    click.echo(metrics.text([status.look(backend, name) for name in names]))
+    print(metrics.text([status.look(backend, name) for name in names]))
     return 0
 
 
 def _json(value: Mapping[str, object]) -> None:
-    import json
+    from json import dumps
 
-    click.echo(json.dumps(value, indent=2))
+    print(dumps(value, indent=2))
+
+
+def _confirmed(question: str) -> bool:
+    from click import confirm
+
+    return confirm(question)
+
+
+JSON = Option("json", "flag", "for programs; docs/cronlockctl.md has the schema", "", False)
+MAX_AGE = Option("max-age", "duration", "monitoring plugin: 0 if it succeeded so recently, 1 warning, 2 not", "", None, "DURATION")
+YES = Option("yes", "flag", "do not ask", "y", False)
+
+VERBS = {
+    "status": Verb(_status, "Who holds what. Since when, and is that usual; with NAME all about it.", "optional", (JSON, MAX_AGE)),
+    "history": Verb(_history, "How the last runs went. Oldest first, with what each took.", "needed", (JSON,)),
+    "release": Verb(_release, "Take a lock from its holder. Its command is stopped and ends as lost.", "needed", (YES,)),
+    "check": Verb(_check, "What would go wrong in production. A line each; 0 nothing, 1 warnings, 2 trouble.", "", (JSON,)),
+    "key": Verb(_key, "The same lock in SQL, redis-cli or flock(1).", "needed"),
+    "metrics": Verb(_metrics, "All locks as Prometheus reads them."),
+}

@@ -1,0 +1,62 @@
+"""What a plain run imports, on each backend. Every crontab line on every server pays for it at every tick, so a module more is
+either needed or a mistake, and shows up here. `python -I -X importtime scripts/cronlock NAME true` shows what it costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from fixtures_store import Started, until
+
+MAIN = (str(Path(__file__).parents[1] / "scripts/cronlock"),)  # what is installed
+
+OURS = """arguments backends backends.urls cli clock config durations errors exits guard lean lease local model observers options periods
+          registry run signals state tree usual"""
+OTHERS = "__future__ _ctypes _json _socket errno gc pwd select"
+BESIDES = {  # ours, and others
+    "flock": ("backends.files backends.flock backends.mounts", "fcntl"),
+    "redis": ("backends.dial backends.redis backends.redis_link backends.redis_scripts backends.redis_url backends.resp", "hiredis"),
+    "postgresql": ("backends.dial backends.libpq backends.postgresql backends.postgresql_session backends.postgresql_sql", "itertools"),
+}
+
+# for the file's name that says whether this host has warned of a holder that has run for five seconds or more
+LATELY = {"_blake2"}
+
+
+def imported(url: str, home: Path, *argv: str) -> set[str]:
+    """Beyond what the interpreter needs itself."""
+
+    def names(*words: str) -> set[str]:
+        command = [sys.executable, "-I", "-X", "importtime", *words]
+        environ = {"HOME": str(home), "PATH": "/usr/bin:/bin", "CRONLOCK_BACKEND": url}
+        done = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+        lines = done.stderr.splitlines()
+        assert [line for line in lines if not line.startswith("import time:")] == [], done.stderr
+        return {line.rpartition("|")[2].strip() for line in lines}
+
+    return names(*MAIN, *argv) - names("-c", "pass")
+
+
+def expected(url: str) -> tuple[set[str], set[str]]:
+    ours, others = BESIDES[url.partition(":")[0]]
+    return {"cronlock", *(f"cronlock.{name}" for name in f"{OURS} {ours}".split())}, {*OTHERS.split(), *others.split()}
+
+
+def test_a_plain_run_imports_this_and_no_more(store: str, tmp_path: Path) -> None:
+    imported(store, tmp_path, "j", "true")  # from now on there is a state to be read
+    names = imported(store, tmp_path, "j", "true")
+    ours, others = expected(store)
+    assert {name for name in names if name.split(".")[0] == "cronlock"} == ours
+    assert {name.split(".")[0] for name in names} - {"cronlock"} == others
+
+
+def test_a_skipped_run_imports_nothing_else(store: str, start: Callable[..., Started], tmp_path: Path) -> None:
+    holder = start("j", "sh", "-c", "touch $T/held; sleep 60", backend=store)
+    until((tmp_path / "held").exists)
+    names = imported(store, tmp_path, "j", "true")
+    ours, others = expected(store)
+    assert {name for name in names if name.split(".")[0] == "cronlock"} <= ours
+    assert {name.split(".")[0] for name in names} - {"cronlock"} <= others | LATELY
+    assert holder.poll() is None
