@@ -1,5 +1,5 @@
-"""Writes cli.md, and the tables of events.md, cronlockctl.md and monitoring.md, from the code: python docs/generate.py.
-tests/test_docs.py fails if it was forgotten."""
+"""Writes cli.md, the tables of events.md, cronlockctl.md and monitoring.md, and share/ from the code: python docs/generate.py.
+tests/test_docs.py and tests/test_share.py fail if it was forgotten."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from cronlock import durations
-from cronlock.ctl import commands, metrics
+from cronlock.ctl import metrics
+from cronlock.ctl.manual import commands
 from cronlock.observers import EVENTS, LEVELS
 from cronlock.options import OPTIONS, Option
 
@@ -32,8 +33,8 @@ directory itself; a relative path with a slash is refused, because cron starts j
 DURATION: `90`, `90s`, `1.5m`, `2h`, `1d`, `1h30m`. SIZE: `10000`, `64k`, `1m`. Anything else is a
 usage error that shows the form.
 
-Each option also has an environment variable. The command line beats the environment, the environment beats the
-default. A flag's variable is `1` or `0` (or `yes`, `no`, `true`, `false`, `on`, `off`).
+Each option also has an environment variable, and a key of its name in the [config file](configuration.md). The command line beats the
+environment, the environment beats the file, the file beats the default. A flag's variable is `1` or `0` (or `yes`, `no`, `true`, `false`, `on`, `off`).
 
 """
 TAIL = """
@@ -136,3 +137,6 @@ def pages() -> dict[str, str]:
 if __name__ == "__main__":
     for name, text in pages().items():
         Path(__file__).with_name(name).write_text(text)
+    import share  # made from these pages, and from this module
+
+    share.write()

@@ -15,11 +15,15 @@ from pathlib import Path
 
 import pytest
 
+import hosts
+from chaos import stores
 from cronlock import clock
 from cronlock import run as run_module
 from cronlock.errors import BackendError
 from cronlock.model import Busy, Grant, Job
 from cronlock.signals import Signals
+from fixtures_nfs import unusable
+from fixtures_postgresql import Postgres
 from fixtures_redis import RedisServer
 from fixtures_store import Started, alive, until
 
@@ -180,3 +184,120 @@ until(lambda: hear(keeper, "gone"))
 """
     )
     assert said[1:] == ["stopping signal", f"ended {7 << 8}", "gone"]
+
+
+SILENT = """
+import os, sys, time
+from cronlock import clock, run
+from cronlock.errors import BackendError
+from cronlock.model import Job
+
+class Store:
+    where, timeout, warnings, fds, watch_fd, valid_for, previous = "silent:", 1.0, [], (), None, 2.0, None
+
+    def try_acquire(self, grant, until):
+        self.run = grant.run
+        return self
+
+    def renew(self, until):
+        '''No answer, until the command has ended (ENDS), and then until it is too late for another try.'''
+        open(sys.argv[1], "w").close()
+        with open("/proc/thread-self/children") as file:
+            guard = file.read().strip()
+        while ENDS and os.path.exists(f"/proc/{guard}/comm") and open(f"/proc/{guard}/stat").read().split()[2] != "Z":
+            time.sleep(0.01)
+        time.sleep(2.0)
+        raise BackendError("no answer")
+
+    def release(self, run, until):
+        print("released as", run.outcome)
+
+command = ("sh", "-c", 'until [ -e "$0" ]; do sleep .01; done; exit 7', sys.argv[1] if ENDS else "/nowhere")
+outcome = run.run(Job("job", command, environ=dict(os.environ), ttl=2.0, MORE), Store(), lambda event: None)
+print(outcome.word, outcome.code)
+"""
+
+
+@pytest.mark.parametrize(("more", "otherwise"), [("on_lost='terminate'", "lost"), ("max_runtime=1.0, on_lost='continue'", "timed-out")])
+def test_a_command_that_ends_by_itself_while_the_store_is_silent(more: str, otherwise: str, tmp_path: Path) -> None:
+    """The lock was still its own. It was reported as stopped for a lock that got lost, or for its limit, only
+    because cronlock was then still waiting for an answer."""
+
+    def ran(ends: bool) -> list[str]:
+        script = SILENT.replace("ENDS", str(ends)).replace("MORE", more)
+        done = subprocess.run([sys.executable, "-c", script, str(tmp_path / str(ends))], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    assert ran(ends=True) == ["released as failed", "failed 7"]
+    assert ran(ends=False)[-1].split()[0] == otherwise
+
+
+def test_waiters_that_are_frozen_keep_nobody_out(own_postgresql: Postgres, start: Callable[..., Started], tmp_path: Path) -> None:
+    """The server gives the advisory lock to the next in its queue, asleep or not: each of them kept it for a ttl."""
+    url, go = own_postgresql.url(), tmp_path / "over"
+    holder = start("--ttl", "8s", "job", "sh", "-c", 'until [ -e "$0" ]; do sleep .02; done', str(go), backend=url)
+    with own_postgresql.admin() as admin:
+
+        def queued() -> int:
+            row = admin.execute("select count(*) from pg_locks where locktype = 'advisory' and not granted").fetchone()
+            return row[0] if row else 0
+
+        waiters = []
+        for number in range(1, 4):
+            waiters.append(start("--wait", "60s", "--ttl", "8s", "job", "true", backend=url))
+            until(lambda number=number: queued() == number)
+        for frozen in waiters[:2]:
+            os.kill(frozen.pid, signal.SIGSTOP)
+        began = time.monotonic()
+        go.touch()
+        assert waiters[2].end()[0] == 0
+        took = time.monotonic() - began
+        print(f"two waiters frozen: the third ran after {took:.1f} s")
+        assert took < 8
+    assert holder.end()[0] == 0
+
+
+TIME_WAIT = "06"  # in /proc/net/tcp
+CUT = """
+import sys
+from cronlock import clock, registry
+from cronlock.errors import BackendError
+from cronlock.testing import grant, held, finished
+
+holder, waiter = (registry.open_backend(sys.argv[1]) for _ in "ab")
+lease = held(holder, "chaos")
+asked = grant("chaos", ttl=60)
+waiter.try_acquire(asked, clock.now() + 5)
+lease.release(finished(lease), clock.now() + 5)
+print("cut", flush=True)
+sys.stdin.readline()
+try:
+    waiter.try_acquire(asked, clock.now() + 0.5)
+except BackendError as error:
+    waiter.abandon(asked, clock.now() + 0.1)
+    waiter.close()
+    print(error)
+"""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("kind", ["postgresql", "redis"])
+def test_a_claim_that_was_given_up_does_not_arrive_later(kind: str) -> None:
+    """It was sent into a network that was cut. The kernel sent it again when that was back, the process long gone: granted to nobody."""
+    if why := hosts.missing():
+        unusable(why)
+    store = stores.STORES[kind]()
+    try:
+        assert store.network
+        command = [*store.network.inside(1), sys.executable, "-c", CUT, store.url]
+        client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert client.stdout and client.stdout.readline() == "cut\n"
+        store.network.cut(1)
+        assert client.communicate("\n", timeout=30)[0].startswith(kind)  # it says why
+        store.network.heal(1)
+        connections = Path(f"/proc/{store.network.hosts[1].pid}/net/tcp")
+        until(lambda: all(line.split()[3] in ("st", TIME_WAIT) for line in connections.read_text().splitlines()))
+        assert store.grant([]) is None
+    finally:
+        store.destroy()

@@ -401,3 +401,29 @@ def test_a_child_that_the_caller_had_is_no_part_of_the_tree(tmp_path: Path) -> N
     assert alive(bystander)
     os.kill(bystander, signal.SIGKILL)
     assert code == 3
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a mount namespace")
+@pytest.mark.parametrize("stdin", ["", "0<&-"])
+def test_without_dev_null_the_commands_status_is_its_own(tmp_path: Path, stdin: str) -> None:
+    script = f"mount -t tmpfs -o ro tmpfs /dev && {CRONLOCK} -b flock://{tmp_path} job sh -c 'echo ran; exit 3' {stdin}"
+    done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "ran\n", "")
+
+
+DIES = """
+import os, signal, sys
+from cronlock import cli, guard
+real = guard.spawn
+def spawn(orders):
+    real(orders)
+    os.kill(os.getpid(), signal.SIGKILL)
+guard.spawn = spawn
+sys.exit(cli.start(["-b", sys.argv[1], "job", "sh", "-c", "sleep 60"], dict(os.environ)))
+"""
+
+
+def test_a_guard_that_dies_before_it_names_the_command_is_no_success(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", DIES, f"flock://{tmp_path}"], capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == 128 + signal.SIGKILL, done

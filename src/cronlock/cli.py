@@ -12,7 +12,7 @@ import sys
 from cronlock import clock, errors, exits, observers
 from cronlock.arguments import doubts, plain, understand
 from cronlock.config import settle
-from cronlock.lean import suppress
+from cronlock.lean import nothing, suppress
 from cronlock.local import lately, mark
 from cronlock.model import Event, Outcome
 from cronlock.registry import open_backend
@@ -154,7 +154,7 @@ def _own_descriptors() -> None:
         try:
             os.fstat(fd)
         except OSError:
-            os.open("/dev/null", os.O_RDWR)
+            nothing()
 
 
 def _where(error: BaseException) -> str:

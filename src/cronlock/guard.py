@@ -25,7 +25,7 @@ import time
 
 from cronlock import clock, tree
 from cronlock.errors import CommandError
-from cronlock.lean import recv_fds, send_fds, signal, socket, suppress
+from cronlock.lean import nothing, recv_fds, send_fds, signal, socket, suppress
 from cronlock.model import Value
 
 TYPE_CHECKING = False
@@ -175,8 +175,8 @@ class Ward:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                if not self._ended:  # reaped by nobody: can't be, unless SIGCHLD was ignored behind our back
-                    said += self.ended(0)
+                if not self._ended:  # nobody knows its pid (see _adopt), so nobody saw its end: no success
+                    said += self.ended(signal.SIGKILL)
                 if self._stopping:
                     said.append("gone")
                 return said
@@ -354,23 +354,23 @@ def _has_terminal() -> bool:
 def _guard(sock: socket.socket, orders: Orders) -> NoReturn:
     """The guard's whole life, in the forked process. Every signal but CHLD stays blocked, so none that can be caught ends it."""
     try:
-        if orders.own_group:
-            os.setpgid(0, 0)
-        tree.become_subreaper()
-        with suppress(OSError), open("/proc/self/comm", "w") as comm:
-            comm.write("cronlock-guard")
-        bell, ringer = os.pipe()
-        for fd in (bell, ringer):
-            os.set_blocking(fd, False)
-        signal.set_wakeup_fd(ringer, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
         try:
+            if orders.own_group:
+                os.setpgid(0, 0)
+            tree.become_subreaper()
+            with suppress(OSError), open("/proc/self/comm", "w") as comm:
+                comm.write("cronlock-guard")
+            null, (bell, ringer) = nothing(), os.pipe()
+            for fd in (bell, ringer):
+                os.set_blocking(fd, False)
+            signal.set_wakeup_fd(ringer, warn_on_full_buffer=False)
+            signal.signal(signal.SIGCHLD, lambda *_: None)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
             pid = spawn(orders)
         except OSError as error:
             sock.send(f"failed {error.errno}".encode())
             os._exit(0)
-        _be_silent({sock.fileno(), bell, ringer, *orders.fds})
+        _be_silent(null, {sock.fileno(), bell, ringer, *orders.fds})
         ward = Ward(pid, os.getpid(), orders)
         with suppress(OSError):
             sock.send(f"started {pid}".encode())
@@ -470,9 +470,8 @@ def cannot_start(argv: tuple[str, ...], environ: Mapping[str, str], code: int) -
     return CommandError(f"{argv[0]}: cannot be executed: {os.strerror(code)}", 126)
 
 
-def _be_silent(keep: set[int]) -> None:
+def _be_silent(null: int, keep: set[int]) -> None:
     """No pipe of cron's and no file of the caller's is held by the guard."""
-    null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
     low = 3

@@ -6,6 +6,7 @@ without them (benchmarks measure it). A Python whose C modules are not what they
 
 from __future__ import annotations
 
+import os
 import sys
 
 TYPE_CHECKING = False
@@ -89,6 +90,14 @@ def digest(data: bytes) -> str:
     except ImportError:
         from hashlib import blake2b
     return blake2b(data, digest_size=8).hexdigest()
+
+
+def nothing() -> int:
+    """/dev/null, or where a container has none, an empty file without a name."""
+    try:
+        return os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return os.memfd_create("null")
 
 
 def prctl(option: int, value: int) -> None:

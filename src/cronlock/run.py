@@ -319,7 +319,7 @@ class Supervision:
         return FOREVER
 
     def _outcome(self) -> Outcome:
-        status = self._ended or 0
+        status = self._ended if self._ended is not None else signal.SIGKILL  # nobody saw its end: no success
         code = None if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         signum = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         stopped = not self._by_itself

@@ -5,4 +5,5 @@
 
 `job` is the command they run, and writes down what it does; `stores` are the servers and the network; `driver`
 injects the faults; `judge` reads what the jobs wrote, and nothing else, to say whether two of them ever acted at once.
+Only to explain why nobody acted for a while, it also reads whom the store had as the holder then.
 """

@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -62,10 +63,12 @@ class Result(NamedTuple):
     overlaps: list[judge.Overlap]
     backward: int  # neighbours whose fence did not grow
     gaps: list[judge.Gap]
+    holds: list[judge.Hold]
     statuses: Counter[int]
     network: bool
     left: list[str]  # processes that were still there at the end
     directory: str  # with records and messages; empty when there was nothing to look at
+    slow: list[judge.Gap]  # those that took longer than they may
 
 
 class Slot:
@@ -95,6 +98,33 @@ class Slot:
         return descendants(guard) if guard else [pid for pid in descendants(self.pid) if comm(pid) != "cronlock"]
 
 
+class Watch(threading.Thread):
+    """Whom the store has as the holder, asked all the time, past the network that is cut."""
+
+    def __init__(self, store: places.Store, slots: dict[int, str]) -> None:
+        super().__init__(daemon=True)
+        self._store, self._slots = store, slots
+        self._over = threading.Event()
+        self.holds: list[judge.Hold] = []
+        self.start()
+
+    def run(self) -> None:
+        while not self._over.wait(0.02):
+            asked = time.monotonic_ns()
+            grant = self._store.grant(list(self._slots))
+            if grant is None or grant[1] not in self._slots:
+                continue
+            hold = judge.Hold(self._slots[grant[1]], grant[0], asked, time.monotonic_ns())
+            if self.holds and self.holds[-1].grant == hold.grant:
+                self.holds[-1] = self.holds[-1]._replace(until=hold.until)
+            else:
+                self.holds.append(hold)
+
+    def end(self) -> None:
+        self._over.set()
+        self.join()
+
+
 class Chaos:
     def __init__(self, backend: str, *, seed: int = 0, ttl: float = 3.0, slots: int = 6, windows: bool = False) -> None:
         self.backend, self.seed, self.ttl, self.windows = backend, seed, ttl, windows
@@ -111,7 +141,8 @@ class Chaos:
         self._down = False  # the store, for whatever reason
         self._store_rests = 0.0  # until then: time to run must be left
         self._cut: set[int] = set()
-        self._started: list[int] = []
+        self._started: dict[int, str] = {}  # pid: slot
+        self._watch = Watch(self.store, self._started)
 
     def run(self, faults: int, seconds: float = float("inf"), *, say: Callable[[str], None] = lambda _: None) -> Result:
         """Until so many faults were injected or the time is over; then everything is mended and ends."""
@@ -133,6 +164,7 @@ class Chaos:
                     self._turn()
             finally:
                 left = self._end()
+                self._watch.end()
         finally:
             self.store.destroy()
         return self._judged(time.monotonic() - began, last, left)
@@ -142,17 +174,19 @@ class Chaos:
             runs = judge.read(file)
         found = judge.overlaps(runs, self.faults, min(1.0, self.ttl / 4))
         backward = len(judge.overlap.backward_fences([acts.run for acts in runs]))
-        gaps = judge.gaps(runs, self.faults, self.store.blocking, last)
-        clean = not any(not o.window for o in found) and not backward and not left
+        gaps = judge.gaps(runs, self.faults, self.store.blocking, last, self._watch.holds, places.NETWORKS)
+        slow = [gap for gap in gaps if gap.recovery > self.ttl + 1 + gap.idle * self.store.idle]
+        clean = not any(not o.window for o in found) and not backward and not left and not slow
         if clean:
             shutil.rmtree(self.directory)
         else:
             (self.directory / "faults").write_text("".join(f"{f}\n" for f in self.faults))
+            (self.directory / "holds").write_text("".join(f"{h}\n" for h in self._watch.holds))
         network = self.store.network is not None
         directory = "" if clean else str(self.directory)
         return Result(
-            *(self.backend, self.seed, self.ttl, seconds, self.faults, runs, found, backward, gaps),
-            *(self.statuses, network, left, directory),
+            *(self.backend, self.seed, self.ttl, seconds, self.faults, runs, found, backward, gaps, self._watch.holds),
+            *(self.statuses, network, left, directory, slow),
         )
 
     # -- contenders
@@ -182,14 +216,14 @@ class Chaos:
         slot.said.flush()
         slot.born = time.monotonic_ns()
         slot.process = subprocess.Popen(
-            [*inside, CRONLOCK, *options, "chaos", *command],
+            [*inside, CRONLOCK, *options, places.NAME, *command],
             env=environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=slot.said,
             start_new_session=True,
         )
-        self._started.append(slot.process.pid)
+        self._started[slot.process.pid] = slot.name
 
     # -- faults
 

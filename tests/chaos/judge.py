@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import overlap
 
+SLACK = 200_000_000  # nanoseconds by which the store's word on its holder may be late
+
 
 class Acts(NamedTuple):
     """One run: `run.start` and `run.end` are its first and last act, `run.tick` its kind; then the numbers of these lines."""
@@ -80,22 +82,55 @@ def _window(one: Acts, other: Acts, faults: list[Fault], grace: float) -> str:
     return ""
 
 
+class Hold(NamedTuple):
+    """The store named this slot as the holder of one grant, from `at` until `until` at least. It is asked all the time."""
+
+    slot: str
+    grant: str
+    at: int
+    until: int
+
+
 class Gap(NamedTuple):
-    """Nobody acted from `at` for `seconds`, of which the last `recovery` had nothing any more that stood in the way."""
+    """Nobody acted from `at` for `seconds`, of which the last `free` had nothing in the way any more. `recovery` counts from
+    the last fault that hit whoever the store had as the holder then: `hits`, in words. `idle` times meanwhile the lock was given
+    to one that was frozen or cut off already."""
 
     at: int
     seconds: float
+    free: float
     recovery: float
+    hits: tuple[str, ...] = ()
+    idle: int = 0
 
 
-def gaps(found: list[Acts], faults: Iterable[Fault], blocking: Iterable[str], end: int) -> list[Gap]:
+def gaps(
+    found: list[Acts], faults: Iterable[Fault], blocking: Iterable[str], end: int, holds: Iterable[Hold] = (), networks: int = 1
+) -> list[Gap]:
     """In the way stands a store that is down, and what is frozen so that the lock is still held, or is granted to it:
     the kinds in `blocking`. `end`: when the contenders were no longer meant to run."""
+    faults, holds = list(faults), list(holds)
     stands = [fault for fault in faults if not fault.slot or fault.kind in blocking]
     said, last = [], None
     for acts in found:
-        if last is not None and last < acts.run.start <= end:
-            free = max([last, *(f.until for f in stands if f.at < acts.run.start and f.until > last)])
-            said.append(Gap(int(last), (acts.run.start - last) / 1e9, max(0.0, (acts.run.start - free) / 1e9)))
+        start = acts.run.start
+        if last is not None and last < start <= end:
+            free = max([last, *(f.until for f in stands if f.at < start and f.until > last)])
+            hit = sorted((f.at, f, h) for h in holds for f in faults if last < f.at < start and _hits(f, h, networks))
+            told = tuple(f"{f.kind} {f.slot} ({h.slot} had it)" for _, f, h in hit)
+            asleep = [f for f in faults if f.kind in ("cut", "freeze-cronlock")]
+            idle = sum(last < h.at < start and any(_of(f, h, networks) and f.at < h.at < f.until for f in asleep) for h in holds)
+            since = max([free, *(at for at, *_ in hit)])
+            said.append(Gap(int(last), *(max(0.0, (start - at) / 1e9) for at in (last, free, since)), told, idle))
         last = acts.run.end if last is None else max(last, acts.run.end)
     return said
+
+
+def _hits(fault: Fault, hold: Hold, networks: int) -> bool:
+    """Not if it came before the grant: what nobody can use has to go again at once."""
+    return _of(fault, hold, networks) and hold.at - SLACK <= fault.at <= hold.until + SLACK
+
+
+def _of(fault: Fault, hold: Hold, networks: int) -> bool:
+    """Its own or its host's: slot N is on host hN, N modulo `networks`."""
+    return fault.slot in (hold.slot, f"h{int(hold.slot[1:]) % networks}")

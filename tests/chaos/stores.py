@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -11,10 +12,18 @@ import tempfile
 import time
 from pathlib import Path
 
+import psycopg
+import redis
+
 import fixtures_postgresql
 import fixtures_redis
 import hosts
 
+NAME = "chaos"  # of the lock
+GRANT = """select case when c.expires > clock_timestamp() then c.token end, c.run->>'pid', k.pid, k.client_port
+    from (select 1) one left join cronlock c on c.name = %s
+    left join lateral (select a.pid, a.client_port from pg_locks join pg_stat_activity a using (pid)
+        where locktype = 'advisory' and granted limit 1) k on true"""
 ALONE = "ip link set lo up; echo ready; exec sleep infinity"
 NETWORKS = 3
 
@@ -69,12 +78,18 @@ class Flock:
     faults: tuple[str, ...] = ()
     windows: tuple[str, ...] = ()
     network: Network | None = None
+    idle = 0.0  # seconds that a grant may last to one that was frozen or cut off before
     # what is frozen may be the holder, or a waiter to whom the kernel gives the lock
     blocking = ("freeze-cronlock", "freeze-guard", "freeze-command", "both-frozen")
 
     def __init__(self) -> None:
         self._directory = tempfile.mkdtemp(prefix="cl-chaos-")
         self.url = f"flock://{self._directory}"
+
+    def grant(self, pids: list[int]) -> tuple[str, int] | None:
+        """Who has the lock: the grant, and the pid of the cronlock that got it or will hear of it. None: nobody, or unknown.
+        Here unknown: whoever dies has it no more, and who is frozen counts as in the way."""
+        return None
 
     def destroy(self) -> None:
         shutil.rmtree(self._directory)
@@ -83,6 +98,7 @@ class Flock:
 class Served:
     faults = ("restart", "crash", "freeze-server", "disconnect")
     windows: tuple[str, ...] = ()
+    idle = 0.0
     blocking = ("freeze-guard", "freeze-command")
 
     def __init__(self) -> None:
@@ -118,6 +134,12 @@ class Redis(Served):
         self._directory = Path(tempfile.mkdtemp(prefix="cl-chaos-"))
         self._server = _Valkey(self._directory, self.at_hub)
         self.url = f"redis://{self.address}:{self._server.port}/0"
+
+    def grant(self, pids: list[int]) -> tuple[str, int] | None:
+        with contextlib.suppress(redis.exceptions.RedisError):
+            token, _, run = (self._server.cli("GET", f"cronlock:{NAME}") or "").partition(" ")
+            return (token, int(json.loads(run)["pid"])) if token else None
+        return None
 
     def stop(self, kind: str) -> None:
         if kind == "restart" and self._server.process:
@@ -166,11 +188,29 @@ class _Postgres(fixtures_postgresql.Postgres):
 
 
 class PostgreSQL(Served):
+    idle = 1.0  # its queue gives the lock to the next, who has half a second to claim the row
+
     def __init__(self) -> None:
         super().__init__()
         self._server = _Postgres(self.at_hub, self.address)
         self._frozen: list[int] = []
+        self._link: psycopg.Connection[tuple[str | None, str, int | None, int]] | None = None
+        self.local = f"host={self._server.home} port={self._server.port} user=postgres dbname=postgres"
         self.url = self._server.url().replace("127.0.0.1", self.address).replace(":top@", "@")
+
+    def grant(self, pids: list[int]) -> tuple[str, int] | None:
+        """The row's, or the advisory lock's: a waiter may have got that one and not yet know of it."""
+        try:
+            self._link = self._link or psycopg.connect(self.local, autocommit=True, connect_timeout=2)
+            row = self._link.execute(GRANT, (f"cronlock:{NAME}",)).fetchone()
+        except psycopg.Error:
+            if self._link:
+                self._link.close()
+            self._link = None
+            return None
+        if row and row[0]:
+            return row[0], int(row[1])
+        return (f"session {row[2]}", owner(pids, row[3])) if row and row[2] else None
 
     def stop(self, kind: str) -> None:
         self._server.stop("fast" if kind == "restart" else "immediate")
@@ -194,11 +234,25 @@ class PostgreSQL(Served):
                     os.kill(pid, signal.SIGTERM)
 
     def destroy(self) -> None:
+        if self._link:
+            self._link.close()
         self.thaw()
         self._server.destroy()
         super().destroy()
 
 
+def owner(pids: list[int], port: int) -> int:
+    """Which of them has this port of its host's; 0: none."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            inodes = {os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()}
+            lines = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+            if any(int(line[1].partition(":")[2], 16) == port and f"socket:[{line[9]}]" in inodes for line in lines):
+                return pid
+    return 0
+
+
+Store = Flock | PostgreSQL | Redis
 STORES = {"flock": Flock, "postgresql": PostgreSQL, "redis": Redis}
 
 

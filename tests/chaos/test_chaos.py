@@ -57,4 +57,23 @@ def test_recovery_counts_from_when_nothing_stood_in_the_way() -> None:
     second = 10**9
     runs = judge.read([line("start", 0, "a"), line("start", 9 * second, "b")])
     down = judge.Fault("crash", "", 2 * second, 7 * second)
-    assert judge.gaps(runs, [down], (), 10 * second) == [judge.Gap(0, 9.0, 2.0)]
+    assert judge.gaps(runs, [down], (), 10 * second) == [judge.Gap(0, 9.0, 2.0, 2.0)]
+
+
+def test_recovery_counts_from_the_last_fault_that_hit_the_holder() -> None:
+    second = 10**9
+    runs = judge.read([line("start", 0, "a"), line("start", 9 * second, "b")])
+    killed = judge.Fault("kill-cronlock", "s4", 3 * second, 3 * second)
+    waiter = judge.Fault("freeze-cronlock", "s2", 5 * second, 8 * second)
+    cut = judge.Fault("cut", "h1", 4 * second, 8 * second)
+    holds = [judge.Hold("s4", "g", 2 * second, 6 * second)]
+
+    def recovery(*faults: judge.Fault) -> float:
+        return judge.gaps(runs, faults, (), 10 * second, holds, networks=3)[0].recovery
+
+    assert recovery(killed) == 6.0
+    assert recovery(killed, cut) == 5.0  # host h1 has the slots s1 and s4
+    assert recovery(waiter) == 9.0
+    assert recovery(judge.Fault("cut", "h1", second, 8 * second)) == 9.0  # before the grant, which should not have been
+    assert judge.gaps(runs, [killed, cut], (), 10 * second, holds, 3)[0].idle == 0
+    assert judge.gaps(runs, [judge.Fault("cut", "h1", second, 8 * second)], (), 10 * second, holds, 3)[0].idle == 1

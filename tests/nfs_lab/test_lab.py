@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import time
 from collections.abc import Iterator
@@ -75,7 +76,7 @@ def free(guest: uml.Guest, version: str, name: str) -> None:
         time.sleep(0.5)
 
 
-@pytest.mark.parametrize("version", ["v3", "v4"])
+@pytest.mark.parametrize("version", ["v3", "v4", "v40", "v41"])
 def test_one_at_a_time(lab: Lab, version: str) -> None:
     start(lab.a, cronlock(version, "one", JOB, "/run/times", "60"))
     assert lab.b.run(cronlock(version, "one", "true")) == (75, "")
@@ -92,6 +93,20 @@ def test_one_at_a_time(lab: Lab, version: str) -> None:
 def test_locks_that_stay_on_the_client_are_refused(lab: Lab) -> None:
     status, said = lab.a.run(cronlock("nolock", "none", "true"))
     assert status == 78 and "nolock" in said and "/mnt/nolock" in said
+
+
+def test_check_sees_how_a_share_is_mounted(lab: Lab) -> None:
+    def check(place: str) -> tuple[int, dict[str, tuple[str, str]]]:
+        status, said = lab.a.run(f"{CRONLOCK}ctl -b 'nfs:///mnt/{place}?timeout=5s' check --json", 60)
+        return status, {one["subject"]: (one["level"], one["text"]) for one in json.loads(said)["findings"]}
+
+    status, found = check("v4")
+    assert status == 1 and "others may hold any lock" in found["directory"][1], found  # 1777
+    assert found["mount"][0] == found["locks"][0] == "ok" and "lease is 10s" in found["lease"][1], found
+    status, found = check("soft")
+    assert status == 1 and found["mount"] == ("warning", found["mount"][1]) and "is mounted soft" in found["mount"][1]
+    status, found = check("nolock")
+    assert status == 2 and found["mount"][0] == "trouble" and "nolock" in found["mount"][1]
 
 
 @pytest.mark.parametrize("version", ["v3", "v4"])
@@ -130,6 +145,55 @@ def test_a_server_that_goes_away_ends_the_command_and_cronlock(lab: Lab, version
     assert stopped < 8 and over < 8 + 5 + 5  # five seconds of trying to release, and a slow guest
     wait(lab.a, "! pgrep -x cronlock-nfs")
     free(lab.b, version, "gone")
+
+
+@pytest.mark.parametrize("version", ["v3", "v4"])
+def test_a_server_that_starts_again_gives_the_lock_to_who_had_it(lab: Lab, version: str) -> None:
+    """Although it lets nobody open a file for the length of a lease. A longer one here: a client tries again only after 3 s."""
+    serve(lab, 30)
+    try:
+        # without the look into the history, five seconds after the start, which opens a file
+        start(lab.a, cronlock(version, "-v -t 60s", "again" + version, JOB, "/run/times", "900"))
+        lab.server.restart(30)
+        assert lab.b.run(cronlock(version, "again" + version, "true", timeout="50s")) == (75, "")
+        assert lab.a.run("[ -s /run/status ]")[0] == 1, lab.a.run("cat /run/output")[1]
+        lab.a.run("kill $(pgrep -o -x cronlock)")  # its command says 0 to that
+        status, said = ended(lab.a)
+        assert status == 0 and "lost" not in said, said
+    finally:
+        serve(lab, uml.LEASE)
+
+
+def serve(lab: Lab, lease: int) -> None:
+    """Nobody holds a lock, so nobody has to be waited for."""
+    lab.server.restart(lease)
+    assert lab.server.run("echo Y > /proc/fs/nfsd/v4_end_grace")[0] == 0
+    for guest in (lab.a, lab.b):
+        assert guest.run("for place in /mnt/v*; do touch $place/found-again || exit; done", 100)[0] == 0
+
+
+@pytest.mark.parametrize("version", ["v3", "v4"])
+def test_a_machine_that_loses_its_power(lab: Lab, version: str) -> None:
+    c = lab.network.add("c" + version, {"v3": 13, "v4": 14}[version])
+    c.ready()
+    c.mount()
+    start(c, cronlock(version, "-t 5s", "power" + version, JOB, "/run/times", "600"))
+    record = c.run("cat /var/lib/nfs/sm/*")[1]  # of its servers, on a disk if it had one
+    c.power_off()
+    off = time.monotonic()
+    if version == "v4":
+        assert lab.b.run(cronlock(version, "-w 60s", "power" + version, "true", timeout="40s"), 110) == (0, "")
+        print(f"v4: power lost: the other has run after {time.monotonic() - off:.1f} s")
+        return
+    while time.monotonic() < off + 10:
+        assert lab.b.run(cronlock(version, "power" + version, "true")) == (75, "")
+    c = lab.network.boot_again(c)
+    c.ready()
+    status, said = c.run(f"echo '{record}' > /var/lib/nfs/sm/server; rpcbind -w && rpc.statd --no-notify && sm-notify -f")
+    assert status == 0, said
+    assert lab.b.run(cronlock(version, "-w 60s", "power" + version, "true", timeout="30s"), 100) == (0, "")
+    took = time.monotonic() - off
+    print(f"v3: power lost: busy for 10 s with a ttl of 5 s; the other has run after {took:.1f} s, the machine being up again")
 
 
 def test_v4_a_holder_that_is_cut_off_stops_before_another_starts(lab: Lab) -> None:
@@ -175,5 +239,5 @@ def test_v3_a_holder_that_is_cut_off_keeps_everybody_out(lab: Lab) -> None:
         lab.network.heal(lab.a)
     healed = time.monotonic()
     status, said = lab.b.run(cronlock("v3", "-w 2m", "cut", "true", timeout="30s"), 130)
-    assert (status, said) == (0, "")
+    assert status == 0, said  # on a busy machine it may say that the store took more than a second to answer a renewal
     print(f"v3: free {time.monotonic() - healed:.1f} s after the network was back")

@@ -47,11 +47,17 @@ echo {LEASE} > /proc/fs/nfsd/nfsv4leasetime; echo {LEASE} > /proc/fs/nfsd/nfsv4g
 rpc.nfsd 4 && exportfs -i -o rw,fsid=0,no_root_squash,insecure,no_subtree_check '*:/mnt/export' && rpc.mountd
 echo Y > /proc/fs/nfsd/v4_end_grace
 """
+# what a machine does as it starts; without the notice no NFSv3 client asks for its locks again
+RESTART = """
+rpc.nfsd 0; echo {lease} > /proc/fs/nfsd/nfsv4leasetime; echo {lease} > /proc/fs/nfsd/nfsv4gracetime
+rpc.nfsd 4; rm -f /run/sm-notify.pid; sm-notify -f
+"""
 MOUNT = """
-rpcbind -w; rpc.statd --no-notify; mkdir /mnt/v3 /mnt/v4 /mnt/nolock
+rpcbind -w; rpc.statd --no-notify; mkdir /mnt/v3 /mnt/v4 /mnt/v40 /mnt/v41 /mnt/nolock /mnt/soft
 mount -t nfs -o nfsvers=3 10.78.0.1:/mnt/export /mnt/v3
 mount -t nfs -o nfsvers=3,nolock 10.78.0.1:/mnt/export /mnt/nolock
-mount -t nfs -o nfsvers=4.2 10.78.0.1:/ /mnt/v4
+mount -t nfs -o nfsvers=3,soft 10.78.0.1:/mnt/export /mnt/soft
+for version in 4.2:v4 4.0:v40 4.1:v41; do mount -t nfs -o nfsvers=${version%:*} 10.78.0.1:/ /mnt/${version#*:}; done
 """
 
 
@@ -68,7 +74,7 @@ def missing() -> str:
 
 class Guest:
     def __init__(self, inside: list[str], name: str, number: int) -> None:
-        self.name, self.tap = name, f"tap{number}"
+        self.name, self.number, self.tap = name, number, f"tap{number}"
         self._heard, self._asked = b"", 0
         self._console, its = pty.openpty()
         root = "mem=256M root=/dev/root rootfstype=hostfs rootflags=/ ro quiet con=null con0=fd:0,fd:1 ssl=null"
@@ -96,6 +102,11 @@ class Guest:
 
     def serve(self) -> None:
         status, output = self.run(SERVE)
+        assert status == 0, output
+
+    def restart(self, lease: int) -> None:
+        """The NFS server and what it knows of its clients, not the files."""
+        status, output = self.run(RESTART.format(lease=lease))
         assert status == 0, output
 
     def mount(self) -> None:
@@ -151,6 +162,11 @@ class Network:
         self._ip(f"link set tap{number} master br0 up")
         self.guests.append(Guest(self._inside, name, number))
         return self.guests[-1]
+
+    def boot_again(self, guest: Guest) -> Guest:
+        """After power_off()."""
+        self.guests[self.guests.index(guest)] = again = Guest(self._inside, guest.name, guest.number)
+        return again
 
     def cut(self, guest: Guest) -> None:
         """No packet in or out, and nobody is told."""

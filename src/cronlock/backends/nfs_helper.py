@@ -19,6 +19,7 @@ from contextlib import suppress
 from cronlock import clock, errors, model, state
 from cronlock.backends import flock, mounts
 from cronlock.errors import BackendError, ConfigError, LeaseLost
+from cronlock.lean import nothing
 from cronlock.model import Busy, Done, Grant, Run, Status, Value
 
 TYPE_CHECKING = False
@@ -119,7 +120,7 @@ def _helper(sock: socket.socket, local: Local) -> NoReturn:
             signal.set_wakeup_fd(-1)
             with suppress(OSError), open("/proc/self/comm", "w") as comm:
                 comm.write("cronlock-nfs")
-            null = os.open("/dev/null", os.O_RDWR)
+            null = nothing()
             for fd in (0, 1, 2):  # no pipe of cron's is held
                 os.dup2(null, fd)
             os.closerange(3, sock.fileno())
@@ -168,6 +169,7 @@ class Local(flock.FlockBackend):
         self._released: set[str] = set()
         self._mount: mounts.Mount | None = None
         self._until = 0.0
+        self._known: dict[str, Sequence[Run]] = {}  # of what is held: the history at the grant
 
     def do_try_acquire(self, grant: Grant, until: float) -> flock.FlockLease | Busy | Done:
         place = self._place(grant.name)
@@ -177,7 +179,10 @@ class Local(flock.FlockBackend):
         if not place.own and os.path.isdir(place.path):
             raise ConfigError(f"{place.path} is a directory, and over a network only files can be locked: name a file in it")
         self._until = until
-        return self.try_acquire(grant, until)
+        answer = self.try_acquire(grant, until)
+        if isinstance(answer, NetLease):
+            self._known[grant.name] = self.history(grant.name, until)
+        return answer
 
     def do_abandon(self, grant: Grant) -> None:
         self.abandon(grant, 0.0)
@@ -216,7 +221,8 @@ class Local(flock.FlockBackend):
         return list(self.names(0.0))
 
     def do_history(self, name: str) -> Sequence[Run]:
-        return self.history(name, 0.0)
+        """While the lock is held no file is opened: see NetLease.renew."""
+        return self._known[name] if name in self._known and self._leases else self.history(name, 0.0)
 
     def do_check(self) -> list[Finding]:
         return list(self.check(0.0))

@@ -1,0 +1,2 @@
+# made by docs/generate.py from docs/share.py: change that
+_CRONLOCKCTL_COMPLETE=fish_source cronlockctl | source
