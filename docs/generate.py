@@ -34,7 +34,8 @@ DURATION: `90`, `90s`, `1.5m`, `2h`, `1d`, `1h30m`. SIZE: `10000`, `64k`, `1m`. 
 usage error that shows the form.
 
 Each option also has an environment variable, and a key of its name in the [config file](configuration.md). The command line beats the
-environment, the environment beats the file, the file beats the default. A flag's variable is `1` or `0` (or `yes`, `no`, `true`, `false`, `on`, `off`).
+environment, the environment beats the file, the file beats the default. A flag's variable is `1` or `0` (or `yes`, `no`,
+`true`, `false`, `on`, `off`).
 
 """
 TAIL = """

@@ -193,10 +193,10 @@ def test_an_empty_store(ctl, store):
     assert ctl("metrics", backend=store).status == 0
 
 
-def test_not_much_dearer_than_a_lock_attempt(ctl, finish, store):
-    """In processor time, for this machine may be busy with something else. They read their options with click, an attempt does not."""
-    finish("job", "true", backend=store)
-    verbs = ("status", "history job", "key job", "metrics", "check")
+def test_less_than_two_lock_attempts(ctl, finish, store):
+    """In processor time, for this machine may be busy with something else. `check` is for a person who asks by hand: it reads
+    crontabs and imports filelock for its opinion."""
+    verbs = ("status", "history job", "key job", "metrics")
     least = dict.fromkeys(("", *verbs), 1e9)
     for _ in range(4):  # by turns
         for verb in least:
@@ -205,7 +205,7 @@ def test_not_much_dearer_than_a_lock_attempt(ctl, finish, store):
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             least[verb] = min(least[verb], after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     ratios = {verb: round(least[verb] / least[""], 2) for verb in verbs}
-    assert max(ratios.values()) < 3, ratios
+    assert max(ratios.values()) < 2, ratios
 
 
 def test_round_trips_of_the_verbs(ctl, finish, leased, redis_proxy):

@@ -141,7 +141,7 @@ def test_a_server_that_goes_away_ends_the_command_and_cronlock(lab: Lab, version
     finally:
         lab.server.thaw()
     print(f"{version}: server frozen: the command ended after {stopped:.1f} s, cronlock after {over:.1f} s (ttl 8 s)")
-    assert status == 76 and "no answer in time" in said
+    assert status == 76 and "lock lost" in said  # by cronlock, or first by its guard: no answer, or the lease ran out
     assert stopped < 8 and over < 8 + 5 + 5  # five seconds of trying to release, and a slow guest
     wait(lab.a, "! pgrep -x cronlock-nfs")
     free(lab.b, version, "gone")
@@ -207,7 +207,7 @@ def test_v4_a_holder_that_is_cut_off_stops_before_another_starts(lab: Lab) -> No
         status, said = ended(lab.a)
     finally:
         lab.network.heal(lab.a)
-    assert status == 76 and "no answer in time" in said
+    assert status == 76 and "lock lost" in said  # by cronlock, or first by its guard: no answer, or the lease ran out
     stopped, started = times(lab.a)[1], times(lab.b)[0]
     print(f"v4: cut off: its command ended after {stopped - began:.1f} s, the other's began after {started - began:.1f} s")
     assert stopped < started
