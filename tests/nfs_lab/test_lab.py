@@ -152,7 +152,7 @@ def test_a_server_that_starts_again_gives_the_lock_to_who_had_it(lab: Lab, versi
     """Although it lets nobody open a file for the length of a lease. A longer one here: a client tries again only after 3 s."""
     serve(lab, 30)
     try:
-        # without the look into the history, five seconds after the start, which opens a file
+        # it lasts longer than five seconds: then what is usual is looked up, which must not open a file either
         start(lab.a, cronlock(version, "-v -t 60s", "again" + version, JOB, "/run/times", "900"))
         lab.server.restart(30)
         assert lab.b.run(cronlock(version, "again" + version, "true", timeout="50s")) == (75, "")
