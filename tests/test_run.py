@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from cronlock.errors import Interrupted
+from cronlock.signals import Signals
 from fixtures_store import CRONLOCK, Started, alive, until
 
 Start = Callable[..., Started]
@@ -427,3 +429,14 @@ sys.exit(cli.start(["-b", sys.argv[1], "job", "sh", "-c", "sleep 60"], dict(os.e
 def test_a_guard_that_dies_before_it_names_the_command_is_no_success(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", DIES, f"flock://{tmp_path}"], capture_output=True, text=True, check=False, timeout=30)
     assert done.returncode == 128 + signal.SIGKILL, done
+
+
+def test_a_signal_on_the_way_into_a_wait_does_not_interrupt_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    signals = Signals()
+    monkeypatch.setattr(signals, "raising", lambda on, real=signals.raising: (real(on), on and signals._handle(signal.SIGTERM, None)))
+    with pytest.raises(Interrupted), signals.interruptible():
+        pytest.fail("it must not get here")
+    signals._handle(signal.SIGTERM, None)
+    assert signals.received == [signal.SIGTERM, signal.SIGTERM]
+    os.close(signals._bell)
+    os.close(signals._ringer)

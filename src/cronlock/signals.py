@@ -70,7 +70,7 @@ class Signals:
         return Interruptible(self)
 
     def raising(self, on: bool) -> None:
-        self._raising = on and not self.received
+        self._raising = on
         if on and self.received:
             raise Interrupted(self.received[0])
 
@@ -87,7 +87,11 @@ class Interruptible:
         self._signals = signals
 
     def __enter__(self) -> None:
-        self._signals.raising(True)
+        try:
+            self._signals.raising(True)
+        except Interrupted:  # also from the handler, at any moment in there; and what is not entered is not left
+            self._signals.raising(False)
+            raise
 
     def __exit__(self, *_: object) -> None:
         self._signals.raising(False)
