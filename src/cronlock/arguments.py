@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from cronlock.options import Option
 
+COMPLETE = "_CRONLOCK_COMPLETE"  # click's variable for the completion of a program called cronlock
 USAGE = "cronlock [OPTIONS] NAME COMMAND [ARG]..."
 SEEN_BY_PS = (
     "the backend's password is on the command line, where every user's ps shows it: use CRONLOCK_BACKEND, the config file, "

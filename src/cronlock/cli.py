@@ -10,7 +10,7 @@ import os
 import sys
 
 from cronlock import clock, errors, exits, observers
-from cronlock.arguments import doubts, plain, understand
+from cronlock.arguments import COMPLETE, doubts, plain, understand
 from cronlock.config import settle
 from cronlock.lean import nothing, suppress
 from cronlock.local import lately, mark
@@ -122,13 +122,13 @@ def in_the_way(outcome: Outcome, job: Job, backend: Backend, observe: observers.
 
 def _parsed(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[dict[str, object], list[str]] | int:
     """What was given and the words after it; or the exit status of --help, --version and completion, which click answers."""
-    found = plain(argv) if "_CRONLOCK_COMPLETE" not in environ else None
+    found = plain(argv) if COMPLETE not in environ else None
     if found:
         return found
     from cronlock import manual
 
-    if "_CRONLOCK_COMPLETE" in environ:
-        return manual.complete(environ["_CRONLOCK_COMPLETE"])
+    if COMPLETE in environ:
+        return manual.complete(environ[COMPLETE])
     return manual.parse(argv) or 0
 
 

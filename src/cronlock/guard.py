@@ -25,7 +25,7 @@ import time
 
 from cronlock import clock, tree
 from cronlock.errors import CommandError
-from cronlock.lean import nothing, recv_fds, send_fds, signal, socket, suppress
+from cronlock.lean import hold_only, nothing, recv_fds, send_fds, signal, socket, suppress
 from cronlock.model import Value
 
 TYPE_CHECKING = False
@@ -370,7 +370,7 @@ def _guard(sock: socket.socket, orders: Orders) -> NoReturn:
         except OSError as error:
             sock.send(f"failed {error.errno}".encode())
             os._exit(0)
-        _be_silent(null, {sock.fileno(), bell, ringer, *orders.fds})
+        hold_only(null, {sock.fileno(), bell, ringer, *orders.fds})
         ward = Ward(pid, os.getpid(), orders)
         with suppress(OSError):
             sock.send(f"started {pid}".encode())
@@ -468,14 +468,3 @@ def cannot_start(argv: tuple[str, ...], environ: Mapping[str, str], code: int) -
             return CommandError(f"{argv[0]}: {why}", 127)
         return CommandError(f"{argv[0]}: command not found in PATH={search_path(environ)} (cron's PATH is short: give the whole path)", 127)
     return CommandError(f"{argv[0]}: cannot be executed: {os.strerror(code)}", 126)
-
-
-def _be_silent(null: int, keep: set[int]) -> None:
-    """No pipe of cron's and no file of the caller's is held by the guard."""
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-    low = 3
-    for fd in sorted(keep):
-        os.closerange(low, fd)
-        low = max(low, fd + 1)
-    os.closerange(low, 65536)

@@ -100,6 +100,17 @@ def nothing() -> int:
         return os.memfd_create("null")
 
 
+def hold_only(null: int, keep: set[int]) -> None:
+    """For a process that was forked and goes on: no pipe of cron's and no file of the caller's is held by it."""
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    low = 3
+    for fd in sorted(keep):
+        os.closerange(low, fd)
+        low = max(low, fd + 1)
+    os.closerange(low, 65536)
+
+
 def prctl(option: int, value: int) -> None:
     try:
         import _ctypes

@@ -10,6 +10,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem, shell_complete
 
 from cronlock import __version__, clock, durations, errors
+from cronlock.arguments import COMPLETE
 from cronlock.config import load, settle
 from cronlock.options import FLOCK_ONLY, OPTIONS, Option, convert
 from cronlock.registry import open_backend
@@ -24,8 +25,6 @@ Exit status: the command's own; 128+N if signal N ended it; 75 skipped (-E);
 76 lock lost; 124 --max-runtime; 126, 127 not executable, not found; 64 usage;
 69 backend unavailable; 70 internal; 77 permission; 78 configuration.
 Every option can be set by CRONLOCK_ and its name in capitals: CRONLOCK_TTL=5m."""
-
-COMPLETE = "_CRONLOCK_COMPLETE"  # click's variable for the completion of a program called cronlock
 
 
 def parse(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]] | None:

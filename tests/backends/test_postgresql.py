@@ -27,6 +27,7 @@ from cronlock.errors import BackendError, ConfigError, CronlockError, Interrupte
 from cronlock.model import Busy, Done
 from cronlock.testing import COUNTER, HOLDER, BackendContract, finished, grant, held, poll, soon
 from fixtures_postgresql import Postgres, Proxy, free_port
+from fixtures_store import Listener
 
 # one `connect`, one question: what the speed of a cron line is made of
 ADVISORY = "select count(*) from pg_locks where locktype = 'advisory' and database = (select oid from pg_database where datname = %s)"
@@ -617,29 +618,21 @@ def test_any_answer_is_read_as_text(opened: Callable[[str], PostgreSQL], postgre
 @pytest.fixture
 def refusing() -> Iterator[Callable[[str, str], str]]:
     """refusing(code, text) -> URL of a server that says this to whoever wants to log in."""
-    listeners: list[socket.socket] = []
+    listeners: list[Listener] = []
 
     def serve(code: str, text: str) -> str:
-        listener = socket.create_server(("127.0.0.1", 0))
-        listeners.append(listener)
         fields = b"".join(f"{kind}{value}\0".encode() for kind, value in zip("SCM", ("SCHWERWIEGEND", code, text), strict=True)) + b"\0"
 
-        def accept() -> None:
-            while True:
-                try:
-                    client, _ = listener.accept()
-                except OSError:
-                    return
-                with client:
-                    client.recv(65536)
-                    client.sendall(b"E" + (len(fields) + 4).to_bytes(4, "big") + fields)
+        def refuse(client: socket.socket) -> None:
+            with client:
+                client.recv(65536)
+                client.sendall(b"E" + (len(fields) + 4).to_bytes(4, "big") + fields)
 
-        threading.Thread(target=accept, daemon=True).start()
-        return f"postgresql://u:secret@127.0.0.1:{listener.getsockname()[1]}/db?sslmode=disable&gssencmode=disable"
+        listeners.append(Listener(refuse))
+        return f"postgresql://u:secret@127.0.0.1:{listeners[-1].port}/db?sslmode=disable&gssencmode=disable"
 
     yield serve
     for listener in listeners:
-        listener.shutdown(socket.SHUT_RDWR)
         listener.close()
 
 

@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from fixtures_postgresql import Postgres
+from fixtures_store import Listener
 from shell import cronlock
 
 
@@ -224,8 +225,6 @@ def test_a_slow_store(check, redis_server):
     import threading
     import time
 
-    listener = socket.create_server(("127.0.0.1", 0))
-
     def pump(source, sink, delay):
         try:
             while data := source.recv(65536):
@@ -236,18 +235,12 @@ def test_a_slow_store(check, redis_server):
         finally:
             sink.close()
 
-    def accept():
-        while True:
-            try:
-                client, _ = listener.accept()
-            except OSError:
-                return
-            server = socket.create_connection(("127.0.0.1", redis_server.port))
-            threading.Thread(target=pump, args=(client, server, 0), daemon=True).start()
-            threading.Thread(target=pump, args=(server, client, 0.6), daemon=True).start()
+    def talk(client):
+        server = socket.create_connection(("127.0.0.1", redis_server.port))
+        threading.Thread(target=pump, args=(server, client, 0.6), daemon=True).start()
+        pump(client, server, 0)
 
-    threading.Thread(target=accept, daemon=True).start()
-    found = check(f"redis://127.0.0.1:{listener.getsockname()[1]}")[1]
-    listener.shutdown(socket.SHUT_RDWR)
+    listener = Listener(talk)
+    found = check(f"redis://127.0.0.1:{listener.port}")[1]
     listener.close()
     assert found["latency"][0] == "warning"

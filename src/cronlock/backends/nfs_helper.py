@@ -19,7 +19,7 @@ from contextlib import suppress
 from cronlock import clock, errors, model, state
 from cronlock.backends import flock, mounts
 from cronlock.errors import BackendError, ConfigError, LeaseLost
-from cronlock.lean import nothing
+from cronlock.lean import hold_only, nothing, recv_fds, send_fds
 from cronlock.model import Busy, Done, Grant, Run, Status, Value
 
 TYPE_CHECKING = False
@@ -92,7 +92,7 @@ class Line:
             if not poll.poll(clock.left(until) * 1000):
                 raise Silent
             try:
-                text, envelopes, _, _ = socket.recv_fds(self._sock, 1 << 16, 4, socket.MSG_CMSG_CLOEXEC)
+                text, envelopes = recv_fds(self._sock, 1 << 16, 4)
             except OSError:
                 text, envelopes = b"", []
             self._envelopes += envelopes
@@ -120,11 +120,7 @@ def _helper(sock: socket.socket, local: Local) -> NoReturn:
             signal.set_wakeup_fd(-1)
             with suppress(OSError), open("/proc/self/comm", "w") as comm:
                 comm.write("cronlock-nfs")
-            null = nothing()
-            for fd in (0, 1, 2):  # no pipe of cron's is held
-                os.dup2(null, fd)
-            os.closerange(3, sock.fileno())
-            os.closerange(sock.fileno() + 1, 1 << 16)
+            hold_only(nothing(), {sock.fileno()})
             _serve(sock, local)
     finally:
         os._exit(0)  # close, no unlock: the guard's copy of the envelope may still be needed
@@ -151,7 +147,7 @@ def _serve(sock: socket.socket, local: Local) -> None:
             answer = error
         reply = _pack([number, answer, envelope is not None, local.warnings])
         local.warnings.clear()
-        sent = socket.send_fds(sock, [reply], [] if envelope is None else [envelope])
+        sent = send_fds(sock, reply, [] if envelope is None else [envelope])
         sock.sendall(reply[sent:])
         if envelope is not None:
             os.close(envelope)  # the descriptor itself is still open here
@@ -284,7 +280,7 @@ class NetLease(flock.FlockLease):
 
     def envelope(self) -> int:
         kept, pen = socket.socketpair()
-        socket.send_fds(pen, [b"."], [self._fd])
+        send_fds(pen, b".", [self._fd])
         pen.close()
         return kept.detach()
 

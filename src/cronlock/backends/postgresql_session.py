@@ -12,7 +12,7 @@ from cronlock.backends.dial import Broken
 from cronlock.backends.urls import password_from
 from cronlock.clock import left, now
 from cronlock.errors import BackendError, ConfigError, PermissionDenied
-from cronlock.lean import socket, suppress
+from cronlock.lean import nothing, socket, suppress
 
 try:
     from cronlock.backends.libpq import Conninfo, OperationalError, PGconn
@@ -150,7 +150,7 @@ class Session:
                 sock.shutdown(socket.SHUT_RDWR)
             sock.detach()
         if quiet and self._conn.status != BAD:
-            null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+            null = nothing()
             os.dup2(null, self._conn.socket, inheritable=False)  # there goes libpq's goodbye
             os.close(null)
         self._conn.finish()

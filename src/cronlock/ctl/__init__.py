@@ -9,7 +9,7 @@ from cronlock import clock, errors, exits, observers
 from cronlock.arguments import plain
 from cronlock.config import settle
 from cronlock.ctl import history, key, metrics, release, status
-from cronlock.lean import suppress
+from cronlock.lean import nothing, suppress
 from cronlock.model import Value
 from cronlock.options import OPTIONS, Option
 from cronlock.registry import open_backend
@@ -55,7 +55,7 @@ def start(argv: list[str]) -> int:
     except KeyboardInterrupt:
         return exits.SIGNAL + 2
     except BrokenPipeError:
-        os.dup2(os.open("/dev/null", os.O_WRONLY), 1)
+        os.dup2(nothing(), 1)
         return 0
     except Exception as error:  # a defect of ours
         observers.say(f"internal error, please report it: {type(error).__name__}: {error}", "cronlockctl")
