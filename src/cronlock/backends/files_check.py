@@ -6,8 +6,6 @@ import fcntl
 import os
 import stat
 
-from filelock import lock_descriptor
-
 from cronlock import durations
 from cronlock.backends import mounts
 from cronlock.model import Finding
@@ -16,6 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+OF_THE_KERNEL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "overlay")  # flock(2) is the same code for all of these
 FULL = 1 << 20  # bytes and, in hundreds, files: less is no room for states and histories
 
 
@@ -39,7 +38,7 @@ def directory(path: str) -> Iterator[Finding]:
             yield Finding("trouble", "directory", f"{path} is not there, and uid {os.geteuid()} may not make it", "make it")
         return
     yield _modes(path)
-    yield _locks(path)
+    yield _locks(path, mount.kind if mount else "")
     room = os.statvfs(path)
     free = room.f_bavail * room.f_frsize
     if free < FULL or (room.f_files and room.f_favail < 100):
@@ -63,15 +62,15 @@ def _modes(path: str) -> Finding:
     return Finding("ok", "directory", shown)
 
 
-def _locks(path: str) -> Finding:
-    """A file system may refuse, or say yes to everybody. The second to ask is filelock, which other Python programs lock with."""
+def _locks(path: str, kind: str) -> Finding:
+    """A file system may refuse, or say yes to everybody."""
     name = os.path.join(path, f".check-{os.urandom(6).hex()}")
     fds: list[int] = []
     try:
         for more in (os.O_CREAT | os.O_EXCL, 0):
             fds.append(os.open(name, os.O_RDWR | os.O_CLOEXEC | more, 0o600))  # NFS locks what is open for writing only
         fcntl.flock(fds[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not lock_descriptor(fds[1], blocking=False):
+        if not _also(fds[1], kind):
             return Finding("ok", "locks", "exclude each other")
     except OSError as error:
         return Finding("trouble", "locks", f"can't be taken in {path}: {error.strerror}", "choose another directory")
@@ -81,6 +80,20 @@ def _locks(path: str) -> Finding:
         if fds:
             os.unlink(name)
     return Finding("trouble", "locks", f"have no effect in {path}: two were granted at once", "choose another directory or file system")
+
+
+def _also(fd: int, kind: str) -> bool:
+    """Whether a second one is granted. On a file system that is not the kernel's own the second to ask is filelock, which other
+    Python programs lock with; its import takes three times as long as all the rest of this."""
+    if kind not in OF_THE_KERNEL:
+        from filelock import lock_descriptor
+
+        return lock_descriptor(fd, blocking=False)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def mount(of: mounts.Mount | None) -> Iterator[Finding]:

@@ -6,12 +6,11 @@ import os
 import pwd
 import re
 import shlex
-import subprocess
-from contextlib import suppress
 
-from cronlock import durations, errors, exits, manual
+from cronlock import errors, exits
 from cronlock.arguments import doubts, plain, understand
 from cronlock.config import settle
+from cronlock.ctl.ttl import lease
 from cronlock.heartbeat_url import parse
 from cronlock.model import Finding
 from cronlock.registry import open_backend
@@ -19,35 +18,25 @@ from cronlock.registry import open_backend
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from typing import Any
 
+    Text = tuple[str, str, str]  # a crontab: where it is, what it says, whose it is ('': each line names a user)
     Line = tuple[str, dict[str, str], str]  # where it stands, cron's environment for it, the command up to the line's end
 
-SYSTEM = ("/etc/crontab", "/etc/cron.d")  # a user name stands before the command there
 
-
-def findings() -> Iterator[Finding]:
+def findings(crontabs: Sequence[Text]) -> Iterator[Finding]:
+    """Of the lines that run as the caller; root sees all."""
+    me = pwd.getpwuid(os.geteuid()).pw_name
     seen, fine = 0, 0
-    for where, environ, text in _lines():
-        for argv, own, cut in commands(text):
-            found = list(traps(argv, environ | own, cut))
+    for where, cron, command in (line for place, text, user in crontabs for line in entries(text, place, user)):
+        if me not in ("root", cron["LOGNAME"]):
+            continue
+        for argv, own, cut in commands(command):
+            found = list(traps(argv, cron | own, cut))
             seen, fine = seen + 1, fine + (not found)
             yield from (Finding(one.level, "crontab", f"{where}: {one.text}", one.remedy) for one in found)
     if seen == fine:
         yield Finding("ok", "crontab", f"{seen} lines with cronlock, nothing wrong" if seen else "no line here starts cronlock")
-
-
-def _lines() -> Iterator[Line]:
-    """Of the caller's crontab, and of the system's those that run as the caller; root sees all of these."""
-    me = pwd.getpwuid(os.geteuid()).pw_name
-    with suppress(OSError, subprocess.TimeoutExpired):
-        own = subprocess.run(["crontab", "-l"], capture_output=True, text=True, errors="surrogateescape", timeout=5)
-        yield from entries(own.stdout, "crontab -l", me)
-    places = [
-        os.path.join(at, name) for at in SYSTEM if os.path.isdir(at) for name in sorted(os.listdir(at)) if re.fullmatch(r"[\w-]+", name)
-    ]
-    for path in [*SYSTEM, *places]:
-        with suppress(OSError), open(path, errors="surrogateescape") as file:
-            yield from (line for line in entries(file.read(), path) if me in ("root", line[1]["LOGNAME"]))
 
 
 def entries(text: str, place: str, user: str = "") -> Iterator[Line]:
@@ -92,8 +81,7 @@ def traps(argv: Sequence[str], environ: Mapping[str, str], cut: bool) -> Iterato
         yield Finding("trouble", "crontab", "cron ends the command at the first %, and makes a newline of it", r"write \% for each")
         return
     try:
-        found = plain(argv) or manual.parse(argv)
-        if found is None:
+        if (found := plain(argv) or _explained(argv)) is None:
             return  # --help
         given, words = found
         values, sources = settle(given, words[0] if words else "", environ)
@@ -111,15 +99,10 @@ def traps(argv: Sequence[str], environ: Mapping[str, str], cut: bool) -> Iterato
         yield doubt
 
 
-def lease(ttl: float, kill_after: float) -> Finding:
-    grace = min(kill_after, ttl / 4)
-    text = f"ttl {durations.show(ttl)}, renewed every {durations.show(ttl / 3)}; on a loss {durations.show(grace)} from TERM to KILL"
-    if grace < kill_after:
-        short = f"a quarter of the ttl is shorter than --kill-after {durations.show(kill_after)}"
-        return Finding("warning", "ttl", text, f"{short}: a command that needs that long needs --ttl {durations.show(4 * kill_after)}")
-    if ttl < 10:
-        return Finding("warning", "ttl", text, "a pause of a few seconds (load, network) costs the lock: --ttl 30s or more")
-    return Finding("ok", "ttl", text)
+def _explained(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]] | None:
+    from cronlock import manual  # click, whose import takes longer than all that is fine does
+
+    return manual.parse(argv)
 
 
 def _home(user: str) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 
 from cronlock import clock, exits, tree
 from cronlock.ctl.status import look
 from cronlock.ctl.table import printable, span
+from cronlock.lean import signal
 from cronlock.model import Run
 
 TYPE_CHECKING = False
