@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ import pytest
 import redis
 
 import fixtures_postgresql
+from cronlock import local
 from cronlock.backends import postgresql
 from cronlock.model import Busy
 from cronlock.testing import finished, grant, held, soon
@@ -328,6 +330,28 @@ def test_a_frozen_server_stops_the_command_before_the_lease_is_over(freezer: Fro
     assert finish("j", "true", backend=tick)[0] == 69
     freezer.thaw()
     until(lambda: finish("j", "true", backend=freezer.url)[0] == 0)
+
+
+@pytest.fixture
+def crowd() -> Iterator[None]:
+    """So many that want a processor that this host counts as crowded; so nice that they take little of it."""
+    spin = ["nice", "-n", "19", "sh", "-c", "while :; do :; done"]
+    many = [subprocess.Popen(spin) for _ in range(local.CROWD * (os.cpu_count() or 1) + 10)]
+    until(local.crowded)
+    yield
+    for one in many:
+        one.kill()
+    for one in many:
+        one.wait()
+
+
+def test_on_a_crowded_host_a_store_that_says_nothing_is_asked_for_longer(freezer: Frozen, crowd: None, start: Start) -> None:
+    freezer.freeze()
+    asked = start("j", "true", backend=f"{freezer.url}{'&' if '?' in freezer.url else '?'}connect_timeout=2")
+    with pytest.raises(subprocess.TimeoutExpired):
+        asked.wait(4)
+    freezer.thaw()
+    assert asked.end() == (0, "", "")
 
 
 def test_a_short_freeze_of_the_server_costs_nothing(freezer: Frozen, job: Callable[..., Job], start: Start, finish: Finish) -> None:

@@ -1,4 +1,4 @@
-"""What this host keeps for itself: the directory of its own locks and states, and marks of what was said already."""
+"""This host: the directory of its own locks and states, marks of what was said already, and whether it is crowded."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from cronlock.lean import digest, suppress
 
 SYSTEM_DIRECTORY = "/var/lib/cronlock"
 SAID = "said-"
+CROWD = 32  # processes that want a processor, for each of them
 DAY = 86400.0  # seconds, after which no mark means anything
 
 
@@ -22,6 +23,15 @@ def default_directory() -> str:
 
         home = pwd.getpwuid(os.geteuid()).pw_dir
     return os.path.join(home, ".local/state/cronlock")
+
+
+def crowded() -> bool:
+    """Whether so many processes want to run, now or on the average of the last minute (proc_loadavg(5)), that an answer which
+    does not come says nothing of the store: seen with a thousand starts on two processors and a server that had to share them."""
+    with suppress(OSError, ValueError, IndexError), open("/proc/loadavg") as file:
+        average, _, _, running, _ = file.read().split()
+        return max(float(average), int(running.partition("/")[0])) > CROWD * (os.cpu_count() or 1)
+    return False
 
 
 def lately(what: str, seconds: float) -> bool:

@@ -11,6 +11,7 @@ from cronlock.errors import UNANSWERED, BackendError, CronlockError, Interrupted
 from cronlock.guard import FOREVER, TURN, Guard, Orders, cannot_start, first_that_starts
 from cronlock.lean import signal
 from cronlock.lease import INF, Keeping
+from cronlock.local import crowded
 from cronlock.model import Busy, Done, Event, Grant, Job, Outcome, Run
 from cronlock.signals import Signals
 from cronlock.usual import LEAST, usual
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 CLEAN_UP = 0.1  # of the backend's time-out is kept for taking back what an unanswered attempt may have got
 RELEASE = 5.0  # seconds a release is tried; then the ttl does it
 ANSWER = 2.0  # seconds the guard has to say that it is stopping the tree, before it is taken for frozen
+CROWDED = 5  # times the backend's time-out: for so long a start goes on asking on a host that is crowded
 CLIENTS = ("docker", "podman", "nerdctl", "kubectl", "ssh")  # moby/moby#35703: exec clients pass no signal on
 POLL = 0.2  # seconds between tries when a store that answered before is away while we wait
 
@@ -80,7 +82,8 @@ def heed(backend: Backend, observe: Observe) -> None:
 
 def acquire(job: Job, grant: Grant, backend: Backend, signals: Signals, observe: Observe) -> tuple[Lease | Busy | Done, float]:
     """Ask once, or until `job.wait` is over; the answer, and the instant before it was asked for."""
-    until = clock.now() + min(job.wait, max(0.0, job.period_end - clock.wall()))
+    began = clock.now()
+    until = began + min(job.wait, max(0.0, job.period_end - clock.wall()))
     heard: float | None = None  # when the store last answered
     first: float | None = None  # before the first try that got no answer: it may have got the lock all the same, and a later one meets it
     while True:
@@ -104,10 +107,11 @@ def acquire(job: Job, grant: Grant, backend: Backend, signals: Signals, observe:
         except BackendError:
             first = asked if first is None else first
             backend.abandon(grant, asked + backend.timeout)
-            if heard is None or clock.now() >= min(until, heard + backend.timeout):
+            over = heard is None or clock.now() >= min(until, heard + backend.timeout)
+            if over and not (clock.now() < began + CROWDED * backend.timeout and crowded()):
                 raise
             with signals.interruptible():
-                time.sleep(min(POLL, clock.left(until)))
+                time.sleep(POLL)
 
 
 class Supervision:

@@ -241,3 +241,18 @@ def test_v3_a_holder_that_is_cut_off_keeps_everybody_out(lab: Lab) -> None:
     status, said = lab.b.run(cronlock("v3", "-w 2m", "cut", "true", timeout="30s"), 130)
     assert status == 0, said  # on a busy machine it may say that the store took more than a second to answer a renewal
     print(f"v3: free {time.monotonic() - healed:.1f} s after the network was back")
+
+
+def test_v3_a_server_that_gave_the_lock_to_another_is_found_out(lab: Lab) -> None:
+    """It was started again, and its notice reaches nobody here: nobody asks to have the lock back."""
+    start(lab.a, cronlock("v3", "-t 8s --kill-after 1s", "given", JOB, "/run/times", "600"))
+    assert lab.a.run("pkill -x rpc.statd")[0] == 0
+    try:
+        lab.server.restart(uml.LEASE)
+        start(lab.b, cronlock("v3", "-w 60s", "given", JOB, "/run/times", "200", timeout="50s"))
+        status, said = ended(lab.a)
+    finally:
+        assert lab.a.run("rpc.statd --no-notify")[0] == 0
+    assert status == 76 and "given by the server to pid " in said and "root on b" in said, said
+    print(f"v3: given away: its command ended {times(lab.a)[1] - times(lab.b)[0]:.1f} s after the other's had begun (ttl 8 s)")
+    assert ended(lab.b) == (0, "")
