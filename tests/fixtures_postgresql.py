@@ -12,6 +12,7 @@ import select
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import tempfile
 import threading
@@ -33,8 +34,10 @@ def free_port() -> int:
 
 
 def as_nobody(*command: str) -> list[str]:
-    """PostgreSQL refuses to be root."""
+    """PostgreSQL refuses to be root. If it lies behind root's doors, as in /root, it may still go through them."""
     drop = ["setpriv", f"--reuid={pwd.getpwnam('nobody').pw_uid}", f"--regid={pwd.getpwnam('nobody').pw_gid}", "--clear-groups"]
+    if any(not parent.stat().st_mode & stat.S_IXOTH for parent in Path(shutil.which(command[0]) or "/").resolve().parents):
+        drop += ["--inh-caps=+dac_override", "--ambient-caps=+dac_override"]
     return [*drop, *command] if os.geteuid() == 0 else list(command)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -356,6 +357,7 @@ def on_terminal(*argv: str, keys: bytes, ready: Path, env: dict[str, str]) -> tu
     os.write(fd, keys)
     seen = b""
     while True:
+        assert select.select([fd], [], [], 30)[0], f"it has not ended: {seen!r}"
         try:
             chunk = os.read(fd, 4096)
         except OSError:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 
 from cronlock import durations
-from cronlock.backends import mounts
+from cronlock.backends import flock, mounts
 from cronlock.model import Finding
 
 TYPE_CHECKING = False
@@ -69,8 +68,7 @@ def _locks(path: str, kind: str) -> Finding:
     try:
         for more in (os.O_CREAT | os.O_EXCL, 0):
             fds.append(os.open(name, os.O_RDWR | os.O_CLOEXEC | more, 0o600))  # NFS locks what is open for writing only
-        fcntl.flock(fds[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not _also(fds[1], kind):
+        if flock.locked(fds[0]) and not _also(fds[1], kind):
             return Finding("ok", "locks", "exclude each other")
     except OSError as error:
         return Finding("trouble", "locks", f"can't be taken in {path}: {error.strerror}", "choose another directory")
@@ -89,11 +87,7 @@ def _also(fd: int, kind: str) -> bool:
         from filelock import lock_descriptor
 
         return lock_descriptor(fd, blocking=False)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    return flock.locked(fd)
 
 
 def mount(of: mounts.Mount | None) -> Iterator[Finding]:
