@@ -26,6 +26,7 @@ from typing import NamedTuple, Self
 import pytest
 
 import cronlock as cronlock_package
+from fixtures_nfs import unusable
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 UNSHARE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
@@ -125,6 +126,8 @@ class Shell:
 
     def run(self, script: str, *, shell: str = "/bin/sh", timeout: float = 60, nobody: bool = False, **variables: str) -> Done:
         """Run `script` in $T, stdin at its end. AssertionError after `timeout` seconds. `nobody`: not as root."""
+        if ("pgrep" in script or "$(ps " in script) and not shutil.which("pgrep"):
+            unusable("needs Debian's package procps")
         self._runs += 1
         case = self.home / f"case{self._runs}.sh"  # a file: with -c the text itself would be found by pgrep -f
         case.write_text(PRELUDE + script, errors="surrogateescape")

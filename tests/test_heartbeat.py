@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cronlock import clock, pings
+from cronlock import clock, pings, tree
 from cronlock.errors import UsageError
 from cronlock.heartbeat import Heartbeat
 from cronlock.heartbeat_url import parse
@@ -647,9 +647,8 @@ def test_a_daemon_that_keeps_the_pipe_is_not_waited_for(start: Start, finish: Fi
             assert time.monotonic() - began < 2 + SLACK
             assert kind != "sleep 290" or alive(daemon)
         finally:
-            subprocess.run(["pkill", "-P", str(daemon)], check=False)
-            if alive(daemon):
-                os.kill(daemon, signal.SIGKILL)
+            for process in [*tree.descendants(daemon), *filter(None, [tree.look(daemon)])]:
+                tree.send(process, signal.SIGKILL)
 
 
 def test_a_closed_stream_stays_closed(start: Start, locks: str, monitor: Server) -> None:

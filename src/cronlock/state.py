@@ -26,7 +26,7 @@ class State(Value):
     fence: int = 0
     held: float = 0.0  # epoch seconds by the store's clock: until then --min-hold keeps others out
     run: Run | None = None  # the last grant; its outcome is empty until its end was written
-    claims: tuple[Run, ...] = ()  # the runs that had a period label, oldest first
+    claims: tuple[Run, ...] = ()  # the last run of each of the last labels, oldest first
 
 
 class Foreign(Exception):
@@ -52,7 +52,8 @@ def claim(state: State, grant: Grant, store_now: float) -> State | Busy | Done:
         fence=run.fence,
         held=store_now + grant.min_hold if grant.min_hold else 0.0,
         run=run,
-        claims=(*state.claims, run)[-KEEP:] if run.label else state.claims,
+        # one for each label: tries that failed must not push out what another host, an hour behind, has yet to hear of
+        claims=(*(c for c in state.claims if c.label != run.label), run)[-KEEP:] if run.label else state.claims,
     )
 
 

@@ -270,6 +270,15 @@ class BackendContract:
         held(backend, name, label="1h/a")
         assert isinstance(other.try_acquire(grant(name, label="1h/a"), soon()), Busy)
 
+    def test_tries_that_failed_push_no_label_out(self, backend: Backend, name: str) -> None:
+        """A hundred labels are kept, not a hundred tries: of each the last run counts."""
+        first = held(backend, name, label="1h/a")
+        first.release(finished(first), soon())
+        for _ in range(100):
+            lease = held(backend, name, label="1h/b", retry_failed=True)
+            lease.release(finished(lease, "failed"), soon())
+        assert isinstance(backend.try_acquire(grant(name, label="1h/a"), soon()), Done)
+
     def test_the_last_hundred_labels_are_kept(self, backend: Backend, name: str) -> None:
         for i in range(103):
             lease = held(backend, name, label=f"1m/{i}")

@@ -113,7 +113,8 @@ def test_what_is_set_and_where(ctl, tmp_path):
         '[locks."nightly"]\nttl = "2h"\nheartbeat = ["https://hc-ping.com/s3cr3t"]\n'
     )
     answer = ctl("check", "--json", env={"CRONLOCK_KILL_AFTER": "20s", "CRONLOCK_PREFER": "web1,web2"})
-    told = [one["text"] for one in json.loads(answer.out)["findings"] if one["subject"] == "setting"]
+    found = json.loads(answer.out)["findings"]
+    told = [one["text"] for one in found if one["subject"] == "setting"]
     assert told == [
         f"backend flock://{tmp_path}/locks, from {file} [backends] main, named by {file} [defaults]",
         f"ttl 5m, from {file} [defaults]",
@@ -121,7 +122,7 @@ def test_what_is_set_and_where(ctl, tmp_path):
         "kill-after 20s, from the environment",
         f'of nightly: ttl 2h, from {file} [locks."nightly"]; heartbeat hc-ping.com, from {file} [locks."nightly"]',
     ]
-    assert answer.status == 0, answer
+    assert {one["subject"] for one in found if one["level"] != "ok"} <= {"kept"}, answer  # a tmpfs is said to forget
     file.write_text('[locks]\nshort = {ttl = 20}\nwrong = {ttl = "soon"}\n')
     answer = ctl("check", "--json", backend=f"flock://{tmp_path}/locks")
     texts = {text.partition(": ")[0]: (one["level"], text) for one in json.loads(answer.out)["findings"] if (text := one["text"])}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 
 from cronlock import durations
-from cronlock.backends import flock, mounts
+from cronlock.backends import mounts
 from cronlock.model import Finding
 
 TYPE_CHECKING = False
@@ -68,7 +69,8 @@ def _locks(path: str, kind: str) -> Finding:
     try:
         for more in (os.O_CREAT | os.O_EXCL, 0):
             fds.append(os.open(name, os.O_RDWR | os.O_CLOEXEC | more, 0o600))  # NFS locks what is open for writing only
-        if flock.locked(fds[0]) and not _also(fds[1], kind):
+        fcntl.flock(fds[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _also(fds[1], kind):
             return Finding("ok", "locks", "exclude each other")
     except OSError as error:
         return Finding("trouble", "locks", f"can't be taken in {path}: {error.strerror}", "choose another directory")
@@ -87,7 +89,11 @@ def _also(fd: int, kind: str) -> bool:
         from filelock import lock_descriptor
 
         return lock_descriptor(fd, blocking=False)
-    return flock.locked(fd)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def mount(of: mounts.Mount | None) -> Iterator[Finding]:

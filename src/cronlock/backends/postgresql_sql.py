@@ -24,7 +24,7 @@ DDL = (
     fence bigint not null,
     run jsonb,                                -- the last grant; no outcome: nobody has seen its end
     before jsonb not null default '[]',       -- the runs since the last one that came to an end, and that one
-    claims jsonb not null default '[]'        -- the last 100 runs with a period label
+    claims jsonb not null default '[]'        -- the last run of each of the last 100 period labels
 )""",
 )
 GRANTS = "grant select, insert, update on {table} to ROLE; grant select, insert, delete on {runs} to ROLE"
@@ -64,7 +64,8 @@ w as (
             when c.run ? 'outcome' then jsonb_build_array(c.run)
             else c.before - case when jsonb_array_length(c.before) < 100 then 100 else 0 end || c.run end,
         claims = case when excluded.claims = '[]' then c.claims
-            else c.claims - case when jsonb_array_length(c.claims) < 100 then 100 else 0 end
+            else coalesce((select jsonb_agg(e order by i) from (select e, i from jsonb_array_elements(c.claims) with ordinality a (e, i)
+                    where e->>'label' <> $10 order by i desc limit 99) others), '[]')
                 || (excluded.run || jsonb_build_object('fence', greatest(c.fence + 1, excluded.fence)::text)) end
     where c.version <= 1 and c.expires <= excluded.granted
         and not coalesce(c.held > excluded.granted and c.granted <= excluded.granted + interval '1s', false)

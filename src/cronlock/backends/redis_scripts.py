@@ -70,9 +70,14 @@ end
 local fence = tonumber(s.fence)
 if last and now < s.held and s.held <= now + math.max(0, s.held - fence / 1e6) + 1 then return refused() end
 run.fence = string.format('%.0f', math.max(fence + 1, math.floor(now * 1e6)))
-if label ~= '' then table.insert(s.claims, run) end
-while #s.claims > 100 do table.remove(s.claims, 1) end
-s = {v = 1, fence = run.fence, held = hold > 0 and now + hold or 0, run = run, claims = s.claims}
+local claims = s.claims
+if label ~= '' then
+  claims = {}
+  for _, c in ipairs(s.claims) do if c.label ~= label then table.insert(claims, c) end end
+  table.insert(claims, run)
+end
+while #claims > 100 do table.remove(claims, 1) end
+s = {v = 1, fence = run.fence, held = hold > 0 and now + hold or 0, run = run, claims = claims}
 local done = redis.pcall('SET', KEYS[2], cjson.encode(s), 'PX', keep)
 if done.err then redis.call('DEL', KEYS[1]); return done end
 return {'granted', stamp, aside}
