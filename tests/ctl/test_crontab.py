@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import pwd
+import shutil
 
 import pytest
 
 from cronlock.ctl import crontab
+from fixtures_nfs import unusable
 from pages import ROOT
 from shell import Shell, need_root
 
@@ -87,6 +89,8 @@ def test_the_lines_that_are_shown_have_no_traps():
 def test_check_reads_the_crontabs_of_this_machine():
     """Real crontab(1), and what Debian's packages put beside it; another user's lines are root's to see."""
     need_root()
+    if not shutil.which("crontab"):
+        unusable("needs Debian's package cron")
     with Shell() as sh:
         (sh.T / "mine").write_text("CRONLOCK_TTL=20s\n* * * * * cronlock -q mine true\n")
         (sh.T / "theirs").write_text("* * * * * root cronlock -q a true\n* * * * * nobody cronlock --bad b true\n")
