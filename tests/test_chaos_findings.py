@@ -236,7 +236,8 @@ def test_a_command_that_ends_by_itself_while_the_store_is_silent(more: str, othe
 def test_waiters_that_are_frozen_keep_nobody_out(own_postgresql: Postgres, start: Callable[..., Started], tmp_path: Path) -> None:
     """The server gives the advisory lock to the next in its queue, asleep or not: each of them kept it for a ttl."""
     url, go = own_postgresql.url(), tmp_path / "over"
-    holder = start("--ttl", "8s", "job", "sh", "-c", 'until [ -e "$0" ]; do sleep .02; done', str(go), backend=url)
+    holder = start("--ttl", "8s", "job", "sh", "-c", ': >"$0.in"; until [ -e "$0" ]; do sleep .02; done', str(go), backend=url)
+    until((tmp_path / "over.in").exists)
     with own_postgresql.admin() as admin:
 
         def queued() -> int:
