@@ -25,38 +25,37 @@ BESIDES = {  # ours, and others
 LATELY = {"_blake2"}
 
 
-def imported(url: str, home: Path, *argv: str) -> set[str]:
-    """Beyond what the interpreter needs itself."""
-
-    def names(*words: str) -> set[str]:
-        command = [sys.executable, "-I", "-X", "importtime", *words]
-        environ = {"HOME": str(home), "PATH": "/usr/bin:/bin", "CRONLOCK_BACKEND": url}
-        done = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
-        lines = done.stderr.splitlines()
-        assert [line for line in lines if not line.startswith("import time:")] == [], done.stderr
-        return {line.rpartition("|")[2].strip() for line in lines}
-
-    return names(*MAIN, *argv) - names("-c", "pass")
+def loaded(url: str, home: Path, *words: str) -> set[str]:
+    command = [sys.executable, "-I", "-X", "importtime", *words]
+    environ = {"HOME": str(home), "PATH": "/usr/bin:/bin", "CRONLOCK_BACKEND": url}
+    done = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    lines = done.stderr.splitlines()
+    assert [line for line in lines if not line.startswith("import time:")] == [], done.stderr
+    return {line.rpartition("|")[2].strip() for line in lines}
 
 
-def expected(url: str) -> tuple[set[str], set[str]]:
+def imported(url: str, home: Path) -> tuple[set[str], set[str]]:
+    """By a run: modules of ours, and all others; without what this interpreter needs itself, which some of `OTHERS` are."""
+    names = loaded(url, home, *MAIN, "j", "true")
+    ours = {name for name in names if name.split(".")[0] == "cronlock"}
+    return ours, {name.split(".")[0] for name in names - ours} - loaded(url, home, "-c", "pass")
+
+
+def expected(url: str, home: Path) -> tuple[set[str], set[str]]:
     ours, others = BESIDES[url.partition(":")[0]]
-    return {"cronlock", *(f"cronlock.{name}" for name in f"{OURS} {ours}".split())}, {*OTHERS.split(), *others.split()}
+    there = loaded(url, home, "-c", "pass")
+    return {"cronlock", *(f"cronlock.{name}" for name in f"{OURS} {ours}".split())}, {*OTHERS.split(), *others.split()} - there
 
 
 def test_a_plain_run_imports_this_and_no_more(store: str, tmp_path: Path) -> None:
-    imported(store, tmp_path, "j", "true")  # from now on there is a state to be read
-    names = imported(store, tmp_path, "j", "true")
-    ours, others = expected(store)
-    assert {name for name in names if name.split(".")[0] == "cronlock"} == ours
-    assert {name.split(".")[0] for name in names} - {"cronlock"} == others
+    imported(store, tmp_path)  # from now on there is a state to be read
+    assert imported(store, tmp_path) == expected(store, tmp_path)
 
 
 def test_a_skipped_run_imports_nothing_else(store: str, start: Callable[..., Started], tmp_path: Path) -> None:
     holder = start("j", "sh", "-c", "touch $T/held; sleep 60", backend=store)
     until((tmp_path / "held").exists)
-    names = imported(store, tmp_path, "j", "true")
-    ours, others = expected(store)
-    assert {name for name in names if name.split(".")[0] == "cronlock"} <= ours
-    assert {name.split(".")[0] for name in names} - {"cronlock"} <= others | LATELY
+    (ours, others), (known, theirs) = imported(store, tmp_path), expected(store, tmp_path)
+    assert ours <= known
+    assert others <= theirs | LATELY
     assert holder.poll() is None

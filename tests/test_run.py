@@ -179,7 +179,7 @@ def test_a_short_freeze_of_cronlock_costs_nothing(start: Start, finish: Finish, 
 
 
 def test_a_command_frozen_with_everything_goes_on_when_the_lease_still_stands(start: Start, tmp_path: Path, leased: str) -> None:
-    job = start("-t", "6", "f", "sh", "-c", "echo $$ > $T/up; sleep 1; exit 3", backend=leased)
+    job = start("-t", "6", "f", "sh", "-c", "echo $$ > $T/up; sleep 3; exit 3", backend=leased)
     command = pid_in(tmp_path / "up")
     everybody = [job.pid, job.guard, command]
     for pid in everybody:
