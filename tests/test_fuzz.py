@@ -6,7 +6,7 @@ import io
 from contextlib import redirect_stdout, suppress
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cronlock import config, exits, manual, state
@@ -96,6 +96,7 @@ def test_command_lines(times):
 
 def test_urls(times):
     @times
+    @example("redis://\ud800%/")
     @given(URLS)
     def check(url):
         try:

@@ -42,8 +42,17 @@ def test_what_is_not_ours_is_foreign(raw: str | bytes) -> None:
         state.decode(raw)
 
 
+ENDLESS = [  # what JSON's numbers can say and no clock shows: a hold until then would keep everybody out for ever
+    '{"v":1,"fence":Infinity,"held":0,"run":null,"claims":[]}',
+    '{"v":1,"fence":"1","held":Infinity,"run":null,"claims":[]}',
+    '{"v":1,"fence":"1","held":NaN,"run":null,"claims":[]}',
+    '{"v":1,"fence":"1","held":1e300,"run":{"token":"t","host":"h","pid":1,"start":1},"claims":[]}',
+    '{"v":1,"fence":"1","held":0,"run":{"token":"t","host":"h","pid":1,"start":Infinity},"claims":[]}',
+]
+
+
 @pytest.mark.parametrize(
-    "raw", ["[]", "{}", '{"v":1}', '{"v":0}', '{"v":1,"fence":"x","held":0,"run":null,"claims":[]}', "[" * 100_000, '{"v":"2"}']
+    "raw", ["[]", "{}", '{"v":1}', '{"v":0}', '{"v":1,"fence":"x","held":0,"run":null,"claims":[]}', "[" * 100_000, '{"v":"2"}', *ENDLESS]
 )
 def test_broken_states_are_foreign(raw: str) -> None:
     with pytest.raises(state.Foreign):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 VERSION = 1
+LAST = 1e11  # epoch seconds, in the year 5138
 KEEP = 100  # claimed labels and history lines that are kept
 
 
@@ -108,11 +109,11 @@ def decode(text: str | bytes) -> State:
         if version == VERSION:
             return State(
                 fence=int(raw["fence"]),
-                held=float(raw["held"]),
+                held=_finite(float(raw["held"])),
                 run=_run(raw["run"]) if raw["run"] else None,
                 claims=tuple(_run(c) for c in raw["claims"] or ()),  # cjson writes an empty list as {}
             )
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise Foreign(f"{type(error).__name__}: {error}") from None
     if isinstance(version, int) and version > VERSION:
         raise ConfigError(f"the lock's state has format {version}, this cronlock knows {VERSION}: update cronlock on this host")
@@ -128,7 +129,7 @@ def decode_run(text: str | bytes) -> Run:
     """Foreign if it is not one of ours (a newer field is dropped: history is for people)."""
     try:
         return _run(loads(text))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise Foreign(f"{type(error).__name__}: {error}") from None
 
 
@@ -146,4 +147,13 @@ def _run(raw: dict[str, Any]) -> Run:
         raise ValueError("a field has the wrong kind")
     if not (run.end is None or isinstance(run.end, number)) or not (run.status is None or isinstance(run.status, int)):
         raise ValueError("a field has the wrong kind")
+    for seconds in (run.start, run.end or 0):
+        _finite(seconds)
     return run
+
+
+def _finite(seconds: float) -> float:
+    """JSON's numbers go beyond what a clock shows, and a hold until then would never be over."""
+    if not -LAST < seconds < LAST:  # nor is NaN
+        raise ValueError("a time that no clock shows")
+    return seconds

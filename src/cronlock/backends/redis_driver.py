@@ -83,7 +83,7 @@ class Driver:
                     replies.append(_refusal(error))
                 if len(replies) == 1 and (replies[0] is None or isinstance(replies[0], Refusal)):
                     until = min(until, clock.now() + STRAGGLERS)
-        except (RedisError, OSError) as error:
+        except (RedisError, OSError, TypeError) as error:  # TypeError: see resp.Wire.ask
             self._give_up()
             if not replies:
                 raise Broken("no answer in time" if isinstance(error, TooLate) else _line(error)) from None

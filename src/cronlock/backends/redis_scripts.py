@@ -29,6 +29,7 @@ if may('TIME') then
 end
 local old = redis.call('GET', KEYS[2])
 local s = {fence = '0', held = 0, claims = {}}
+local function time(t) return t > -1e11 and t < 1e11 end -- as state._finite has it
 local function whole(r) -- as state._run has it
   for field, kind in pairs({token = 'string', host = 'string', pid = 'number', start = 'number'}) do
     assert(type(r[field]) == kind)
@@ -37,12 +38,12 @@ local function whole(r) -- as state._run has it
                             fence = 'string', status = 'number', ['end'] = 'number'}) do
     assert(r[field] == nil or type(r[field]) == kind)
   end
-  return r.pid % 1 == 0
+  return r.pid % 1 == 0 and time(r.start) and time(r['end'] or 0)
 end
 local function readable()
   local t = cjson.decode(old)
   if t.v == 1 then
-    assert(string.match(t.fence, '^%d+$') and type(t.held) == 'number' and (t.run == cjson.null or whole(t.run)))
+    assert(string.match(t.fence, '^%d+$') and type(t.held) == 'number' and time(t.held) and (t.run == cjson.null or whole(t.run)))
     for _, c in ipairs(t.claims) do assert(whole(c)) end
   else
     assert(t.v > 1)

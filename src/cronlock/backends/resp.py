@@ -47,7 +47,11 @@ class Wire:
         count = expect or len(commands)
         try:
             while len(replies) < count:
-                if (reply := self._reader.gets()) is not False:
+                try:
+                    reply = self._reader.gets()
+                except TypeError:  # a map whose key is a list (seen: hiredis 3)
+                    raise Broken("not an answer of Redis") from None
+                if reply is not False:
                     replies.append(reply)
                     if len(replies) == 1 and (reply is None or isinstance(reply, Refusal)):
                         until = min(until, clock.now() + STRAGGLERS)

@@ -13,6 +13,13 @@ def decoded(text: str) -> str:
     """`%XX` as the bytes they are. UsageError for a % that is none of these."""
     if "%" not in text:
         return text
+    try:
+        return _decoded(text)
+    except UnicodeEncodeError:
+        raise UsageError("a character in a URL is none that can be written in UTF-8") from None
+
+
+def _decoded(text: str) -> str:
     first, *rest = text.split("%")
     out = first.encode("utf-8", "surrogateescape")
     for part in rest:
