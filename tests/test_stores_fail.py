@@ -337,12 +337,14 @@ def crowd() -> Iterator[None]:
     """So many that want a processor that this host counts as crowded; so nice that they take little of it."""
     spin = ["nice", "-n", "19", "sh", "-c", "while :; do :; done"]
     many = [subprocess.Popen(spin) for _ in range(local.CROWD * (os.cpu_count() or 1) + 10)]
-    until(local.crowded)
-    yield
-    for one in many:
-        one.kill()
-    for one in many:
-        one.wait()
+    try:
+        until(local.crowded)
+        yield
+    finally:
+        for one in many:
+            one.kill()
+        for one in many:
+            one.wait()
 
 
 def test_on_a_crowded_host_a_store_that_says_nothing_is_asked_for_longer(freezer: Frozen, crowd: None, start: Start) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 LAST = 1e11  # epoch seconds, in the year 5138
+BROKEN = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)  # what a text that is not ours raises
 KEEP = 100  # claimed labels and history lines that are kept
 
 
@@ -113,7 +114,7 @@ def decode(text: str | bytes) -> State:
                 run=_run(raw["run"]) if raw["run"] else None,
                 claims=tuple(_run(c) for c in raw["claims"] or ()),  # cjson writes an empty list as {}
             )
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+    except BROKEN as error:
         raise Foreign(f"{type(error).__name__}: {error}") from None
     if isinstance(version, int) and version > VERSION:
         raise ConfigError(f"the lock's state has format {version}, this cronlock knows {VERSION}: update cronlock on this host")
@@ -129,7 +130,7 @@ def decode_run(text: str | bytes) -> Run:
     """Foreign if it is not one of ours (a newer field is dropped: history is for people)."""
     try:
         return _run(loads(text))
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+    except BROKEN as error:
         raise Foreign(f"{type(error).__name__}: {error}") from None
 
 

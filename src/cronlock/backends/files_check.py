@@ -12,14 +12,13 @@ from cronlock.model import Finding
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-OF_THE_KERNEL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "overlay")  # flock(2) is the same code for all of these
 FULL = 1 << 20  # bytes and, in hundreds, files: less is no room for states and histories
 
 
-def directory(path: str) -> Iterator[Finding]:
-    """Touches it, and makes and removes one file of its own there."""
+def directory(path: str, locked: Callable[[int], bool]) -> Iterator[Finding]:
+    """Touches it, and makes and removes one file of its own there. `locked`: tries to lock a descriptor, as a run does."""
     there = path
     while not os.path.exists(there) and there != "/":
         there = os.path.dirname(there)
@@ -38,7 +37,7 @@ def directory(path: str) -> Iterator[Finding]:
             yield Finding("trouble", "directory", f"{path} is not there, and uid {os.geteuid()} may not make it", "make it")
         return
     yield _modes(path)
-    yield _locks(path, mount.kind if mount else "")
+    yield _locks(path, locked if mount and not mount.network else _by_filelock)
     room = os.statvfs(path)
     free = room.f_bavail * room.f_frsize
     if free < FULL or (room.f_files and room.f_favail < 100):
@@ -62,7 +61,7 @@ def _modes(path: str) -> Finding:
     return Finding("ok", "directory", shown)
 
 
-def _locks(path: str, kind: str) -> Finding:
+def _locks(path: str, also: Callable[[int], bool]) -> Finding:
     """A file system may refuse, or say yes to everybody."""
     name = os.path.join(path, f".check-{os.urandom(6).hex()}")
     fds: list[int] = []
@@ -70,7 +69,7 @@ def _locks(path: str, kind: str) -> Finding:
         for more in (os.O_CREAT | os.O_EXCL, 0):
             fds.append(os.open(name, os.O_RDWR | os.O_CLOEXEC | more, 0o600))  # NFS locks what is open for writing only
         fcntl.flock(fds[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not _also(fds[1], kind):
+        if not also(fds[1]):
             return Finding("ok", "locks", "exclude each other")
     except OSError as error:
         return Finding("trouble", "locks", f"can't be taken in {path}: {error.strerror}", "choose another directory")
@@ -82,18 +81,12 @@ def _locks(path: str, kind: str) -> Finding:
     return Finding("trouble", "locks", f"have no effect in {path}: two were granted at once", "choose another directory or file system")
 
 
-def _also(fd: int, kind: str) -> bool:
-    """Whether a second one is granted. On a file system that is not the kernel's own the second to ask is filelock, which other
-    Python programs lock with; its import takes three times as long as all the rest of this."""
-    if kind not in OF_THE_KERNEL:
-        from filelock import lock_descriptor
+def _by_filelock(fd: int) -> bool:
+    """As other Python programs lock: the second to ask on a network or FUSE mount. Its import takes three times as long as all
+    the rest of this, and on the kernel's own file systems flock(2) is the same code for everybody."""
+    from filelock import lock_descriptor
 
-        return lock_descriptor(fd, blocking=False)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    return lock_descriptor(fd, blocking=False)
 
 
 def mount(of: mounts.Mount | None) -> Iterator[Finding]:

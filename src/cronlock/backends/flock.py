@@ -166,7 +166,7 @@ class FlockBackend:
     def check(self, until: float) -> Iterable[Finding]:
         from cronlock.backends import files_check
 
-        return files_check.directory(self.directory)
+        return files_check.directory(self.directory, _locked)
 
     def key(self, name: str) -> str:
         return "flock -n " + _quoted(self._place(name).path) + " COMMAND"
@@ -326,7 +326,7 @@ def lock(place: Place) -> int | None:
     for _ in range(10):
         fd = open_lock(place)
         try:
-            if not locked(fd):
+            if not _locked(fd):
                 os.close(fd)
                 return None
             if _same_file(place.path, fd):
@@ -348,7 +348,7 @@ def _must_exclude(place: Place) -> None:
     """Some file systems say yes to everybody (FUSE without flock, seen with strace's injected 0 as well)."""
     second = os.open(place.path, place.access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        granted = locked(second)
+        granted = _locked(second)
     finally:
         os.close(second)
     if granted:
@@ -362,7 +362,7 @@ def _unlock(fd: int) -> None:
     os.close(fd)
 
 
-def locked(fd: int) -> bool:
+def _locked(fd: int) -> bool:
     """What filelock.lock_descriptor does; importing filelock alone takes five times as long as a bare interpreter's start."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -175,7 +175,6 @@ class PostgreSQL:
             raise UsageError(f"{scheme}: connect_timeout is a number of seconds, not {own['connect_timeout']!r}")
         self._sessions: list[Session] = []
         self._spare: Session | None = None  # of an attempt that got no lease: the next one, or a wait, goes on with it
-        self._claimed = ""  # token of the last claim that left here
         self._blocked = True  # as far as we know a session has the advisory lock, so that its release would wake us
         self.leases: dict[str, PostgresLease] = {}
 
@@ -194,7 +193,6 @@ class PostgreSQL:
         def params(session: Session) -> Sequence[object]:
             settings = self.settings(session, grant.ttl, until, idle=self._mode != "lease")
             holding = session.key == grant.name
-            self._claimed = grant.run.token
             run = grant.run
             asked = (run.token, grant.ttl, grant.min_hold, _json(run), run.label, grant.retry_failed)
             return (self.row_name(grant.name), session.pid, settings, self._mode, holding, *asked)
@@ -236,7 +234,6 @@ class PostgreSQL:
             raise ConfigError(f"{self.where}: {what} needs a table, and {tableless.why}; have its owner run: {self.ddl()}")
 
         def params(session: Session) -> Sequence[object]:
-            self._claimed = grant.run.token
             settings = self.settings(session, grant.ttl, until, idle=True)
             return (self.row_name(grant.name), session.pid, settings, "session", session.key == grant.name)
 
@@ -254,7 +251,7 @@ class PostgreSQL:
 
     def abandon(self, grant: Grant, until: float) -> None:
         lease = self.leases.get(grant.run.token)
-        if lease is None and self._claimed != grant.run.token:
+        if not self._sessions:
             return  # no server has heard of it
         session = lease.session if lease and lease.session and lease.session.alive else None
 

@@ -6,7 +6,7 @@ import os
 
 from cronlock.errors import ConfigError, PermissionDenied, UsageError
 
-_HEX = frozenset("0123456789abcdefABCDEF")
+_HEX = frozenset(b"0123456789abcdefABCDEF")
 
 
 def decoded(text: str) -> str:
@@ -14,18 +14,13 @@ def decoded(text: str) -> str:
     if "%" not in text:
         return text
     try:
-        return _decoded(text)
+        out, *rest = text.encode("utf-8", "surrogateescape").split(b"%")
     except UnicodeEncodeError:
         raise UsageError("a character in a URL is none that can be written in UTF-8") from None
-
-
-def _decoded(text: str) -> str:
-    first, *rest = text.split("%")
-    out = first.encode("utf-8", "surrogateescape")
     for part in rest:
         if len(part) < 2 or part[0] not in _HEX or part[1] not in _HEX:
             raise UsageError("a '%' in a URL must be written %25")
-        out += bytes((int(part[:2], 16),)) + part[2:].encode("utf-8", "surrogateescape")
+        out += bytes((int(part[:2], 16),)) + part[2:]
     return out.decode("utf-8", "surrogateescape")
 
 

@@ -114,12 +114,12 @@ def command_line(argv: Sequence[str]) -> Iterator[Finding]:
 
 def lines(crontabs: Sequence[Text]) -> Iterator[Finding]:
     named = [one for one in crontabs if "cronlock" in one[1]]
-    if not named:
-        yield Finding("ok", "crontab", "no line here starts cronlock")
-        return
-    from cronlock.ctl import crontab  # with re and shlex, for whom there is something to read
+    found: list[Finding] = []
+    if named:
+        from cronlock.ctl import crontab  # with re and shlex, for whom there is something to read
 
-    yield from crontab.findings(named)
+        found = list(crontab.findings(named))
+    yield from found or [Finding("ok", "crontab", "no line here starts cronlock")]
 
 
 def _crontabs() -> Iterator[Text]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def findings(crontabs: Sequence[Text]) -> Iterator[Finding]:
-    """Of the lines that run as the caller; root sees all."""
+    """Of the lines that run as the caller; root sees all. Nothing if none of them starts cronlock."""
     me = pwd.getpwuid(os.geteuid()).pw_name
     seen, fine = 0, 0
     for where, cron, command in (line for place, text, user in crontabs for line in entries(text, place, user)):
@@ -35,8 +35,8 @@ def findings(crontabs: Sequence[Text]) -> Iterator[Finding]:
             found = list(traps(argv, cron | own, cut))
             seen, fine = seen + 1, fine + (not found)
             yield from (Finding(one.level, "crontab", f"{where}: {one.text}", one.remedy) for one in found)
-    if seen == fine:
-        yield Finding("ok", "crontab", f"{seen} lines with cronlock, nothing wrong" if seen else "no line here starts cronlock")
+    if seen and seen == fine:
+        yield Finding("ok", "crontab", f"{seen} lines with cronlock, nothing wrong")
 
 
 def entries(text: str, place: str, user: str = "") -> Iterator[Line]:
