@@ -32,14 +32,14 @@ def a_run(*, ago, host="web1", label="", token=""):
 
 @pytest.fixture
 def held(store):
-    """held(ago=…, took=…): somebody holds `job` for so long already; five runs before it took `took` seconds each."""
+    """held(ago=…, took=…): somebody holds `name` for so long already; five runs before it took `took` seconds each."""
     backend = open_backend(store)
 
-    def hold(*, ago, took=None):
+    def hold(*, ago, took=None, name="job"):
         for i in range(5 if took else 0):
-            lease = backend.try_acquire(Grant("job", a_run(ago=ago + 100 + i), 60.0), soon())
+            lease = backend.try_acquire(Grant(name, a_run(ago=ago + 100 + i), 60.0), soon())
             lease.release(lease.run.but(outcome="ok", status=0, end=lease.run.start + took), soon())
-        return backend.try_acquire(Grant("job", a_run(ago=ago), 60.0), soon())
+        return backend.try_acquire(Grant(name, a_run(ago=ago), 60.0), soon())
 
     yield hold
     backend.close()
@@ -85,12 +85,13 @@ def test_min_hold_word_for_word(finish, store):
 
 
 def test_an_overdue_holder_is_a_warning_once_an_hour(held, finish, store):
-    held(ago=400, took=100)
-    status, _, err = finish("job", "true", backend=store)
+    name = f"job-{uuid.uuid4()}"  # the hour outlasts this test, and so does its mark in the host's own directory
+    held(ago=400, took=100, name=name)
+    status, _, err = finish(name, "true", backend=store)
     assert status == 75
-    said = r"cronlock: job: busy: OVERDUE, held by web1, pid 4711, .* \(6m4\ds, usually 1m40s\); cronlockctl release stops it\n"
+    said = rf"cronlock: {name}: busy: OVERDUE, held by web1, pid 4711, .* \(6m4\ds, usually 1m40s\); cronlockctl release stops it\n"
     assert re.fullmatch(said, err), err
-    assert finish("job", "true", backend=store) == (75, "", "")
+    assert finish(name, "true", backend=store) == (75, "", "")
 
 
 def test_an_overdue_holder_and_quiet(held, finish, store):

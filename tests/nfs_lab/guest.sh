@@ -19,7 +19,8 @@ for word in $(cat /proc/cmdline); do
     address=*) ip address add "${word#address=}/24" dev vec0 ;;
     esac
 done
-printf '127.0.0.1 localhost\n10.78.0.1 server\n10.78.0.11 a\n10.78.0.12 b\n10.78.0.13 cv3\n10.78.0.14 cv4\n' >/run/hosts
+printf '127.0.0.1 localhost\n10.78.0.1 server\n10.78.0.11 a\n10.78.0.12 b\n' >/run/hosts
+for number in 13 14 15 16 17 18 19; do echo 10.78.0.$number c$number; done >>/run/hosts
 mount --bind /run/hosts /etc/hosts # rpc.statd looks hosts up, and no name server can be reached
 ip link set lo up
 ip link set vec0 up

@@ -174,7 +174,7 @@ def serve(lab: Lab, lease: int) -> None:
 
 @pytest.mark.parametrize("version", ["v3", "v4"])
 def test_a_machine_that_loses_its_power(lab: Lab, version: str) -> None:
-    c = lab.network.add("c" + version, {"v3": 13, "v4": 14}[version])
+    c = lab.network.another()
     c.ready()
     c.mount()
     start(c, cronlock(version, "-t 5s", "power" + version, JOB, "/run/times", "600"))

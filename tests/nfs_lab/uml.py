@@ -121,6 +121,8 @@ class Guest:
 
     def power_off(self) -> None:
         """At once. A guest's processes are children of its kernel, stopped under ptrace(2), so they need a signal each."""
+        if self._kernel.poll() is not None:
+            return  # its number may be somebody else's by now
         for pid in _tree(self._kernel.pid):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -162,6 +164,11 @@ class Network:
         self._ip(f"link set tap{number} master br0 up")
         self.guests.append(Guest(self._inside, name, number))
         return self.guests[-1]
+
+    def another(self) -> Guest:
+        """With a name, address and tap that no other had before: guest.sh knows the names up to c19."""
+        number = 10 + len(self.guests)
+        return self.add(f"c{number}", number)
 
     def boot_again(self, guest: Guest) -> Guest:
         """After power_off()."""
