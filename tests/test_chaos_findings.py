@@ -233,6 +233,35 @@ def test_a_command_that_ends_by_itself_while_the_store_is_silent(more: str, othe
     assert ran(ends=False)[-1].split()[0] == otherwise
 
 
+SLOW = """
+import os, time
+from cronlock import run
+from cronlock.model import Job
+
+class Store:
+    where, timeout, warnings, fds, watch_fd, valid_for, previous = "slow:", 10.0, [], (), None, 4.0, None
+
+    def try_acquire(self, grant, until):
+        self.run = grant.run
+        time.sleep(2.7)
+        return self
+
+    def renew(self, until):
+        time.sleep(0.4)
+
+    def release(self, run, until):
+        pass
+
+print(run.run(Job("job", ("sleep", "0.1"), environ=dict(os.environ), ttl=4.0), Store(), lambda event: None).word)
+"""
+
+
+def test_a_grant_that_was_long_under_way_is_renewed_before_the_command_starts() -> None:
+    """An NFS server in its grace period gave the lock 5.5 s after it was asked, with a ttl of 8 s, of which the last 2.4 are for
+    stopping: the command was stopped as it started."""
+    assert subprocess.run([sys.executable, "-c", SLOW], capture_output=True, text=True, timeout=60).stdout == "ok\n"
+
+
 def test_waiters_that_are_frozen_keep_nobody_out(own_postgresql: Postgres, start: Callable[..., Started], tmp_path: Path) -> None:
     """The server gives the advisory lock to the next in its queue, asleep or not: each of them kept it for a ttl."""
     url, go = own_postgresql.url(), tmp_path / "over"

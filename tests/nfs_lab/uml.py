@@ -90,7 +90,7 @@ class Guest:
         os.close(its)
 
     def ready(self) -> None:
-        self._hear(rb"ready\r?\n", 60)
+        self._hear(rb"ready\r?\n", 120)
         assert self.run("true")[0] == 0
 
     def run(self, command: str, seconds: float = 60) -> tuple[int, str]:
