@@ -50,18 +50,20 @@ class Keeping:
         """Too late for a renewal: what is left is needed to stop the tree."""
         return clock.now() >= self.deadline - self.grace
 
-    def fit_to_start(self) -> bool:
-        """Before the command starts: a grant that was long under way is renewed first, or the command would be stopped as soon as it runs."""
+    def fit_to_start(self, until: float) -> bool:
+        """Whether enough is left of a grant for the command to start; if not, it is renewed. There is time until `until`: nothing
+        runs yet that would have to be stopped before."""
         try:
-            return clock.now() < self._next or (self.turn() and not self.expired())
+            return clock.now() < self._next or (self.turn(until) and not self.expired())
         except LeaseLost as error:
             self.unanswered = str(error)
             return False
 
-    def turn(self) -> bool:
+    def turn(self, until: float | None = None) -> bool:
         """One try to renew. True: valid for another ttl. False: no answer, `unanswered` says why. LeaseLost: gone for good."""
         asked = clock.now()
-        until = min(asked + self._patience, max(self.deadline - self.grace, asked + PATIENCE[0] / 2))
+        if until is None:
+            until = min(asked + self._patience, max(self.deadline - self.grace, asked + PATIENCE[0] / 2))
         self.regained = False
         try:
             if not self._gone:

@@ -44,6 +44,9 @@ def run(job: Job, backend: Backend, observe: Observe, tail: Tail | None = None) 
                 with signals.interruptible():
                     time.sleep(random_part(job.jitter) + job.standby)
             answer, asked = acquire(job, grant, backend, signals, observe)
+            if isinstance(answer, (Busy, Done)):
+                return Outcome("busy" if isinstance(answer, Busy) else "done", answer=answer)
+            keeping = fresh(Keeping(answer, asked, job.ttl, job.kill_after), asked, grant, backend, signals)
         except Interrupted as signalled:
             return Outcome("interrupted", signal=signalled.signum)
         except BackendError as error:
@@ -53,16 +56,9 @@ def run(job: Job, backend: Backend, observe: Observe, tail: Tail | None = None) 
                 return Outcome("unavailable", code=job.conflict_code, detail=str(error))
             observe(Event("unavailable", "warning", f"{error}; running without a lock (--on-unavailable run)"))
             return Supervision(job, None, signals, observe, backend, grant.run.run_id, tail).whole()
-        if isinstance(answer, (Busy, Done)):
-            return Outcome("busy" if isinstance(answer, Busy) else "done", answer=answer)
         heed(backend, observe)
         told = {"run_id": answer.run.run_id, "fence": answer.run.fence}
         observe(Event("acquired", "info", f"holding the lock, fence {answer.run.fence}", told))
-        keeping = Keeping(answer, asked, job.ttl, job.kill_after)
-        if not keeping.fit_to_start():
-            backend.abandon(grant, clock.now() + RELEASE)
-            late = "the grant took so long that it had to be renewed before the command could start, and was not"
-            raise BackendError(f"{backend.where}: {late}: {keeping.unanswered or 'it had run out'}")
         if signals.received:  # between the grant and the spawn
             outcome = Outcome("interrupted", signal=signals.received[0])
             backend.abandon(grant, clock.now() + RELEASE)
@@ -113,6 +109,19 @@ def acquire(job: Job, grant: Grant, backend: Backend, signals: Signals, observe:
                 raise
             with signals.interruptible():
                 time.sleep(POLL)
+
+
+def fresh(keeping: Keeping, asked: float, grant: Grant, backend: Backend, signals: Signals) -> Keeping:
+    """A grant that was long under way is renewed first, or the command would be stopped as soon as it runs. BackendError if it isn't."""
+    try:
+        with signals.interruptible():
+            if not keeping.fit_to_start(max(asked + backend.timeout, clock.now() + POLL)):
+                late = "the grant took so long that it had to be renewed before the command could start, and was not"
+                raise BackendError(f"{backend.where}: {late}: {keeping.unanswered or 'it had run out'}")
+    except (Interrupted, BackendError):
+        backend.abandon(grant, clock.now() + RELEASE)
+        raise
+    return keeping
 
 
 class Supervision:
