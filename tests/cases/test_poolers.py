@@ -155,6 +155,21 @@ def test_o41_a_client_of_a_session_pooler_is_killed(pgbouncer, postgresql_url):
     assert "ran" not in done.out.split()
 
 
+def test_waiters_leave_the_pool_to_the_holder(pgbouncer):
+    """A session pooler lends a server connection to whoever is connected: those who wait don't keep the holder from renewing."""
+    with Shell(pgbouncer("session")) as sh:
+        done = sh.run(
+            """
+            cronlock --ttl 4 g11 -- sh -c 'touch $T/in; sleep 6' & w=$!
+            await test -e $T/in
+            for i in 1 2 3 4; do cronlock --wait 20 g11 -- sh -c "echo r >>$T/hits" & done
+            wait $w; echo holder=$?; wait
+            wc -l <$T/hits
+            """
+        )
+    assert (done["holder"], done.out.split()[-1], done.err) == ("0", "4", "")
+
+
 def test_o40_a_standby_is_refused_and_the_primary_beside_it_taken(own_postgresql, standby):
     """A streaming standby would grant its own advisory locks: an error; of both in one URL the primary is taken, and is busy."""
     with own_postgresql.admin() as admin:

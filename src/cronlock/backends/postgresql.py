@@ -175,6 +175,7 @@ class PostgreSQL:
             raise UsageError(f"{scheme}: connect_timeout is a number of seconds, not {own['connect_timeout']!r}")
         self._sessions: list[Session] = []
         self._spare: Session | None = None  # of an attempt that got no lease: the next one, or a wait, goes on with it
+        self._pooled = False
         self._blocked = True  # as far as we know a session has the advisory lock, so that its release would wake us
         self.leases: dict[str, PostgresLease] = {}
 
@@ -278,6 +279,8 @@ class PostgreSQL:
     def wait(self, name: str, until: float) -> None:
         if self._mode == "lease" or not self._blocked:
             # nobody's unlock would wake us: the row has no session, or only has to run out
+            if self._pooled and self._spare:
+                self._spare.close()  # some poolers lend a server connection for as long as ours lasts, and the holder needs one to renew
             time.sleep(min(left(until), jitter(POLL / 2, POLL)))
             return
         limit = min(until, now() + 60)  # look at the server once a minute
@@ -443,6 +446,7 @@ class PostgreSQL:
         return lease
 
     def _check_pooler(self, session: Session, direct: str | None) -> None:
+        self._pooled = direct != "t"
         if direct == "t":
             self._mode = "session" if self._mode == "auto" else self._mode
         elif self._mode == "session":
