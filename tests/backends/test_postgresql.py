@@ -259,6 +259,27 @@ def test_mixed_modes_lose_nothing(postgresql_url: str, tmp_path: Path) -> None:
     assert counter.read_text() == "200"
 
 
+def test_a_role_whose_transactions_are_serializable_is_told_busy(
+    postgresql_server: Postgres,
+    postgresql_database: str,
+    postgresql_url: str,
+    admin: psycopg.Connection[Any],
+    opened: Callable[[str], PostgreSQL],
+) -> None:
+    """Its server refuses (40001) to write what another transaction has written since, and that is no trouble with the store."""
+    first = held(opened(postgresql_url), "j")  # makes the table
+    first.release(finished(first), soon())
+    admin.execute(f"alter database {postgresql_database} set default_transaction_isolation = 'repeatable read'")
+    contender, answers = opened(postgresql_url + "?lock_mode=lease"), []
+    with postgresql_server.admin(postgresql_database) as another, another.transaction():
+        another.execute("update cronlock set expires = clock_timestamp() + interval '1min'")
+        asking = threading.Thread(target=lambda: answers.append(contender.try_acquire(grant("j"), soon())))
+        asking.start()
+        poll(lambda: admin.execute("select from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()").rowcount)
+    asking.join()
+    assert [type(answer) for answer in answers] == [Busy]
+
+
 def test_a_lock_key_is_shared_with_scripts(
     postgresql_url: str, admin: psycopg.Connection[Any], opened: Callable[[str], PostgreSQL]
 ) -> None:

@@ -420,9 +420,10 @@ class PostgreSQL:
                 if error.code == "42P01":
                     raise NoTable(session, "it does not exist") from None
                 session.close()
-                if error.code != "25006":
+                if error.code == "25006":
+                    standby.add(session.target)
+                elif error.code != "40001" or left(until) < 0.1:  # of a role whose transactions are serializable: another wrote first
                     raise self.said(error) from None
-                standby.add(session.target)
             session = None
 
     def said(self, error: Refused) -> CronlockError:
