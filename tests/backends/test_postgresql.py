@@ -178,15 +178,20 @@ def test_a_role_that_may_make_no_table_has_the_advisory_lock(
         again.renew(soon())
 
 
+@pytest.mark.parametrize("there", [True, False])
 def test_a_role_without_rights_on_the_table_is_told_what_to_grant(
-    postgresql_server: Postgres, postgresql_database: str, postgresql_url: str, role: str, opened: Callable[[str], PostgreSQL]
+    postgresql_server: Postgres, postgresql_database: str, role: str, opened: Callable[[str], PostgreSQL], there: bool
 ) -> None:
-    held(opened(postgresql_url), "j")
-    stranger = opened(postgresql_server.url(postgresql_database, role, "p"))
-    with pytest.raises(PermissionDenied, match="grant select") as caught:
-        stranger.try_acquire(grant("k"), soon())
-    advice = str(caught.value).partition("run: ")[2].replace("ROLE", role)
     with postgresql_server.admin(postgresql_database) as admin:
+        admin.execute("create schema locks")
+        if there:
+            held(opened(postgresql_server.url(postgresql_database, table="locks.mine")), "j")
+        else:
+            admin.execute(f"grant usage on schema locks to {role}")
+        stranger = opened(postgresql_server.url(postgresql_database, role, "p", table="locks.mine"))
+        with pytest.raises(PermissionDenied if there else ConfigError, match="grant select") as caught:
+            stranger.try_acquire(grant("k", label="1h/a"), soon())
+        advice = str(caught.value).partition("run: ")[2].replace("ROLE", role)
         for statement in advice.split("; "):
             admin.execute(statement.encode())
     lease = held(stranger, "k", label="1h/a")  # and the advice is enough

@@ -168,7 +168,7 @@ def test_a_role_without_rights(check, finish, postgresql_server, postgresql_data
             assert status == 2 and "create table" in found["table"][2]
             assert finish("job", "true", backend=postgresql_url)[0] == 0
             status, found = check(url)
-            assert status == 2 and "have the owner run: grant select" in found["rights"][1]
+            assert status == 2 and "have the owner run: grant usage" in found["rights"][1]
         finally:
             admin.execute(f"drop role {role}")
 

@@ -162,6 +162,7 @@ class PostgreSQL:
         if not bare.isidentifier() or (dot and not schema.isidentifier()):
             raise UsageError(f"{scheme}: table is NAME or SCHEMA.NAME, not {table!r}")
         self.filled = {
+            "schema": f'"{schema or "public"}"',
             "table": f'"{schema or "public"}"."{bare}"',
             "runs": f'"{schema or "public"}"."{bare}_runs"',
             # $1 is named either way: the server refuses a parameter that no expression uses
@@ -375,9 +376,9 @@ class PostgreSQL:
         return self._prefix + name
 
     def ddl(self) -> str:
-        """The tables as SQL, in one line."""
+        """The tables as SQL, in one line, and what a role must be granted that does not own them."""
         bare = (" ".join(line.partition("--")[0].strip() for line in table.splitlines()) for table in sql.DDL)
-        return "; ".join(bare).format(**self.filled)
+        return "; ".join((*bare, sql.GRANTS)).format(**self.filled)
 
     def settings(self, session: Session, ttl: float, until: float, *, idle: bool) -> str:
         """What the server is to know, as JSON; sent with the question, for a pooler refuses it at the start of a session.

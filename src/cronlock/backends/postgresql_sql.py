@@ -27,7 +27,10 @@ DDL = (
     claims jsonb not null default '[]'        -- the last run of each of the last 100 period labels
 )""",
 )
-GRANTS = "grant select, insert, update on {table} to ROLE; grant select, insert, delete on {runs} to ROLE"
+GRANTS = (
+    "grant usage on schema {schema} to ROLE; "
+    "grant select, insert, update on {table} to ROLE; grant select, insert, delete on {runs} to ROLE"
+)
 
 # $1 name, $2 the backend pid libpq was told, $3 settings. A pooler hands out a pid of its own, and nothing that
 # outlives the statement may stick to a server connection that the next client gets: hence "not direct" (is_local).
