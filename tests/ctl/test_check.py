@@ -131,6 +131,13 @@ def test_a_standby(check, standby):
     assert status == 2 and "standby" in found["reachable"][1] and "primary" in found["reachable"][1]
 
 
+def test_a_database_that_was_set_to_read_only(check, postgresql_server, postgresql_database, postgresql_url):
+    with postgresql_server.admin() as admin:
+        admin.execute(f"alter database {postgresql_database} set default_transaction_read_only = on")
+    status, found = check(postgresql_url)
+    assert status == 2 and found["server"][0] == "trouble" and "default_transaction_read_only" in found["server"][1]
+
+
 def test_a_pooler(check, pooler, postgresql_url):
     assert check(pooler)[1]["pooler"][0] == "warning"
     assert check(postgresql_url)[1]["pooler"][0] == "ok"

@@ -22,7 +22,7 @@ select extract(epoch from clock_timestamp()), current_setting('server_version'),
     current_setting('fsync'), current_setting('synchronous_commit'),
     (select count(*) from pg_stat_replication), current_setting('synchronous_standby_names') <> '',
     to_regclass('{table}') is not null,
-    has_schema_privilege(split_part(replace('{table}', '"', ''), '.', 1), 'create')"""
+    has_schema_privilege(split_part(replace('{table}', '"', ''), '.', 1), 'create'), current_setting('default_transaction_read_only')"""
 RIGHTS = """
 select has_table_privilege('{table}', 'select') and has_table_privilege('{table}', 'insert') and has_table_privilege('{table}', 'update')
     and has_table_privilege('{runs}', 'select') and has_table_privilege('{runs}', 'insert') and has_table_privilege('{runs}', 'delete')"""
@@ -32,8 +32,12 @@ def findings(session: Session, filled: Mapping[str, str], ddl: str, until: float
     asked = clock.wall()
     rows = session.ask(ASK.format(**filled), (), until)
     middle = (asked + clock.wall()) / 2
-    now, version, idle, user_timeout, local, most, used, fsync, commit, replicas, synchronous, there, may = rows[0]
-    yield Finding("ok", "server", f"PostgreSQL {version}, a primary")  # a standby is refused with the connection
+    now, version, idle, user_timeout, local, most, used, fsync, commit, replicas, synchronous, there, may, mute = rows[0]
+    if mute == "on":
+        text = f"PostgreSQL {version}, with default_transaction_read_only=on: it would write no lock"
+        yield Finding("trouble", "server", text, "see whether its disk is full; else alter role, database or system … reset")
+    else:
+        yield Finding("ok", "server", f"PostgreSQL {version}, a primary")  # a standby is refused with the connection
     yield checks.clock(float(now or 0) - middle)
     if direct:
         yield Finding("ok", "pooler", "none: the session is ours, and waiters are woken at once")

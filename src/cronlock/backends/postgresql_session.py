@@ -37,6 +37,9 @@ REFUSED = (
     *("permission denied for database", "requires a valid client certificate", "no such user"),
 )
 _STANDBY = "{} is a standby (read-only), and its locks exclude nobody: name the primary"
+_READ_ONLY = (
+    "{} writes nothing: a standby (name the primary), or default_transaction_read_only is on"  # some services set it on a full disk
+)
 # of libpq's enums: ConnStatus, PollingStatus, ExecStatus, DiagnosticField
 BAD, READING, CONNECTED, COMMAND_OK, TUPLES_OK, SQLSTATE, PRIMARY = 1, 1, 3, 1, 2, ord("C"), ord("M")
 
@@ -202,7 +205,7 @@ class Servers:
         pause = 0.1
         while True:
             asked = now()
-            trouble: list[str] = [_STANDBY.format(shown({"host": host, "port": port})) for host, _, port in standby]
+            trouble: list[str] = [_READ_ONLY.format(shown({"host": host, "port": port})) for host, _, port in standby]
             full = False
             targets = [t for t in self._resolve(until, trouble) if t not in standby]
             for i, target in enumerate(targets):
