@@ -851,6 +851,7 @@ def test_behind_a_pooler_the_row_alone_is_the_lease(
         "postgresql://h/db?connect_timeout=-1",
         "postgresql://u:s3cr3t@[::1/db",
         "postgresql://u:s3cr3t%zz@h/db",
+        "postgresql://u:s3cr3t and more@h/db",
     ],
 )
 def test_urls_that_make_no_sense(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,7 +188,7 @@ class Servers:
             parsed = Conninfo.parse(uri.encode())
         except OperationalError as error:  # its text quotes the URL, password included, but for this one
             _, text = told(str(error))
-            raise ValueError(text if "query parameter" in text else text.partition(":")[0]) from None
+            raise ValueError(text if "query parameter" in text else text.partition(":")[0].partition(' in "')[0]) from None
         self._known = {o.keyword.decode(): o.val.decode() for o in parsed if o.val}
         self._password_file = password_file
         environ = {k: os.environ.get(f"PG{k.upper()}", "") for k in ("host", "port")} if "service" not in self._known else {}
