@@ -541,6 +541,38 @@ def test_a_replica_is_an_error_and_its_promotion_is_found(opened: Callable[[str]
     lease.renew(soon())
 
 
+def test_a_name_that_follows_the_primary_is_followed(own_redis: RedisServer, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As managed services do: the old primary goes on as a replica, with its connections open, and the name leads elsewhere."""
+    import _socket
+    import socket
+
+    real, leads = _socket.getaddrinfo, ["127.0.0.1"]
+
+    def look_up(host: Any, *args: Any) -> Any:
+        if host != b"primary.test":
+            return real(host, *args)
+        if args[4] & _socket.AI_NUMERICHOST or not leads:
+            raise _socket.gaierror(-2, "Name or service not known")
+        return real(leads[0], *args)
+
+    monkeypatch.setattr("cronlock.backends.dial._socket.getaddrinfo", look_up)
+    backend = connect(f"redis://primary.test:{own_redis.port}")
+    lease = held(backend, name)
+    own_redis.cli("REPLICAOF", "127.0.0.1", "1")
+    with pytest.raises(BackendError, match="replica"):
+        lease.renew(soon())
+    leads[0] = "::1"
+    own_redis.cli("REPLICAOF", "NO", "ONE")
+    lease.renew(soon())
+    assert lease.watch_fd is not None
+    with socket.socket(fileno=os.dup(lease.watch_fd)) as link:
+        assert link.getpeername()[0] == "::1"
+    leads.clear()
+    own_redis.cli("CLIENT", "KILL", "TYPE", "normal")
+    lease.renew(soon())  # nor does it matter that the name server is away
+    backend.close()
+
+
 def test_out_of_memory_is_an_error_and_release_still_works(opened: Callable[[str], Redis], own_redis: RedisServer, name: str) -> None:
     backend = opened(own_redis.url())
     lease = held(backend, name)

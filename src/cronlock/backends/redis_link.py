@@ -37,6 +37,7 @@ ADVICE = {
     "WRONGTYPE": "another program's key has this name: choose another ?prefix=",
     "MOVED": CLUSTER, "ASK": CLUSTER, "CLUSTERDOWN": CLUSTER, "CROSSSLOT": CLUSTER, "TRYAGAIN": CLUSTER,
 }  # fmt: skip
+DEMOTED = ("READONLY", "MASTERDOWN")
 DENIALS = ("NOPERM", "NOAUTH", "WRONGPASS", "DENIED")
 
 
@@ -44,7 +45,9 @@ class Server:
     def __init__(self, target: Target, driver: bool = False) -> None:
         self.where, self._target = target.where, target
         self._long = driver or target.scheme in ("rediss", "valkeys") or not resp.AVAILABLE
-        self._found: list[Address] = []  # kept: a renewal must not fail because the name server does
+        self._found: list[
+            Address
+        ] = []  # asked for again, as a failover may change it, but a renewal must not fail because the name server does
         self._secret = ""
         self._link: Link | None = None
 
@@ -120,7 +123,12 @@ class Server:
             return Driver(target, until)
         if target.path:
             return resp.Wire(dial([(_socket.AF_UNIX, target.path)], until))
-        self._found = self._found or addresses(target.host, target.port, until)
+        limit = min(1.0, clock.left(until) / 4)
+        try:
+            self._found = addresses(target.host, target.port, clock.now() + limit if self._found else until)
+        except BackendError:
+            if not self._found:
+                raise
         return resp.Wire(dial(self._found, until))
 
     def checked(self, reply: Any, login: bool = False) -> Any:
@@ -132,6 +140,8 @@ class Server:
         if self._secret:
             text = text.replace(self._secret, "***")
         code = text.partition(" ")[0]
+        if code in DEMOTED:
+            self.close()  # it would stay open, and the address may lead to the new primary by now
         kind = PermissionDenied if code in DENIALS or (login and code not in ADVICE) else BackendError
         advice = ADVICE.get(code, "log-in refused" if login else "the server refused")
         raise kind(f"{self.where}: {advice} (it said: {text})")
