@@ -511,6 +511,19 @@ def test_a_claim_that_a_signal_broke_in_on_is_given_back_although_it_comes_later
     assert isinstance(lease := other.try_acquire(grant("j", label="1h/a"), soon()), PostgresLease), lease
 
 
+def test_what_is_free_is_free_by_a_clock_set_back(
+    postgresql_url: str, admin: psycopg.Connection[Any], opened: Callable[[str], PostgreSQL]
+) -> None:
+    """The server's own, or that of the standby which took over."""
+    backend = opened(postgresql_url)
+    lease = held(backend, "j")
+    lease.release(finished(lease), soon())
+    asked = grant("k")
+    assert not isinstance(backend.try_acquire(asked, soon()), (Busy, Done))
+    backend.abandon(asked, soon())
+    assert admin.execute("select name from cronlock where expires > clock_timestamp() - interval '1 year'").fetchall() == []
+
+
 def test_bytes_that_are_no_text_are_kept_readable(postgresql_url: str, opened: Callable[[str], PostgreSQL]) -> None:
     backend = opened(postgresql_url)
     asked = grant("j \udcff")

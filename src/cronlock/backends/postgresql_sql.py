@@ -122,11 +122,12 @@ h as (insert into {runs} (name, run) select $1, e from (
         union all select $3::jsonb, 1000 from u) x order by i),
 d as (delete from {runs} where name = $1 and exists(select from u)
     and seq <= (select seq from {runs} where name = $1 order by seq desc offset 99 limit 1))"""
+# 'epoch': by no clock that is set back, nor by a standby's that is behind, does what is free seem to be held.
 # $2 token, $3 run, $4 unlock. The unlock comes after the update: a waiter it wakes meets the row's lock until the commit.
 RELEASE = "".join(
     (
         """
-with u as (update {table} c set expires = clock_timestamp(), run = $3::jsonb,
+with u as (update {table} c set expires = 'epoch', run = $3::jsonb,
         claims = """,
         _CLAIMS,
         """
@@ -152,7 +153,7 @@ select count(*) from u""",
     )
 )
 ABANDON = """
-with u as (update {table} c set expires = clock_timestamp(), held = null, run = c.before->-1, before = c.before - -1,
+with u as (update {table} c set expires = 'epoch', held = null, run = c.before->-1, before = c.before - -1,
         claims = coalesce((select jsonb_agg(e order by i)
             from jsonb_array_elements(c.claims) with ordinality as a (e, i) where e->>'token' <> $2), '[]')
     where name = $1 and token = $2 and run->>'token' = $2 returning 1)
