@@ -829,6 +829,7 @@ BAD = [
     ("unix://host/x", "three slashes"),
     ("unix://", "path"),
     ("unix:/x", "unix:///PATH"),
+    ("unix:///" + 107 * "x", "107 bytes"),
     ("redis://u@h", "password"),
     ("redis://u:p@h?password_file=/x", "one of them"),
     ("redis://h?ssl_ca_certs=x", "rediss"),

@@ -8,6 +8,7 @@ from cronlock.errors import UsageError
 from cronlock.model import Value
 
 PREFIX = "cronlock:"
+LONGEST = 107  # bytes of a Unix socket's path (sun_path)
 TIMEOUT = 10.0  # seconds for look-up, connection, TLS, log-in and command together
 TLS = ("ssl_ca_certs", "ssl_ca_path", "ssl_cert_reqs", "ssl_check_hostname", "ssl_certfile", "ssl_keyfile", "ssl_password", "ssl_ciphers")
 KNOWN = ("prefix", "connect_timeout", "password_file", "db", "username", "password", *TLS)
@@ -77,6 +78,10 @@ def _parse(scheme: str, authority: str, tail: str) -> Target:
         if place or not path.strip("/"):
             raise UsageError("unix: needs three slashes and a path: unix:///run/redis/redis.sock?db=0")
         host, port, socket, shown = "", 0, decoded(path), shown + path
+        if len(socket.encode("utf-8", "surrogateescape")) > LONGEST:
+            raise UsageError(
+                f"unix: the path of a socket has at most {LONGEST} bytes, for the kernel takes no more: link it from a shorter one"
+            )
     else:
         host, port = _place(scheme, place)
         if path not in ("", "/"):
