@@ -689,6 +689,20 @@ def test_a_refusal_is_understood_in_any_language(refusing: Callable[[str, str], 
         assert 0.4 < clock.now() - started < 1  # tried again until the end
 
 
+def test_a_server_that_is_too_old_is_refused_in_words(opened: Callable[[str], PostgreSQL]) -> None:
+    def welcome(client: socket.socket) -> None:
+        with client:
+            client.recv(65536)
+            parts = (b"R", bytes(4)), (b"S", b"server_version\x0011.22\0"), (b"K", bytes(8)), (b"Z", b"I")
+            client.sendall(b"".join(kind + (len(part) + 4).to_bytes(4, "big") + part for kind, part in parts))
+            client.recv(65536)
+
+    listener = Listener(welcome)
+    with pytest.raises(ConfigError, match="PostgreSQL 11 is too old: cronlock needs 12"):
+        opened(f"postgresql://u@127.0.0.1:{listener.port}/db?sslmode=disable&gssencmode=disable").try_acquire(grant("j"), soon())
+    listener.close()
+
+
 def test_a_full_server_is_tried_again_until_the_deadline(
     postgresql_server: Postgres, postgresql_database: str, role: str, opened: Callable[[str], PostgreSQL]
 ) -> None:

@@ -383,9 +383,8 @@ class PostgreSQL:
     def settings(self, session: Session, ttl: float, until: float, *, idle: bool) -> str:
         """What the server is to know, as JSON; sent with the question, for a pooler refuses it at the start of a session.
         `idle`: end a session that says nothing for a ttl, for its machine has lost its power; renewals come every third."""
-        known = {"lock_timeout": _ms(left(until)), "tcp_keepalives_idle": 10, "tcp_keepalives_interval": 3, "tcp_keepalives_count": 3}
-        if session.version >= 120000:
-            known["tcp_user_timeout"] = 20000
+        known = {"lock_timeout": _ms(left(until)), "tcp_user_timeout": 20000}
+        known |= {"tcp_keepalives_idle": 10, "tcp_keepalives_interval": 3, "tcp_keepalives_count": 3}
         if session.version >= 140000 and ttl and idle:
             known["idle_session_timeout"] = _ms(ttl)
         if session.version >= 140000 and not ttl:

@@ -36,6 +36,7 @@ REFUSED = (
     *("authentication failed", "no password supplied", "no pg_hba.conf entry", "pg_hba.conf rejects", "is not permitted to log in"),
     *("permission denied for database", "requires a valid client certificate", "no such user"),
 )
+OLDEST = 120000  # it knows `with … as materialized`
 _STANDBY = "{} is a standby (read-only), and its locks exclude nobody: name the primary"
 _READ_ONLY = (
     "{} writes nothing: a standby (name the primary), or default_transaction_read_only is on"  # some services set it on a full disk
@@ -217,6 +218,11 @@ class Servers:
                 except Broken as error:
                     trouble.append(f"{shown({'host': target[0], 'port': target[2]})}: {error}" if isinstance(error, Silent) else str(error))
                 else:
+                    if 0 < session.version < OLDEST:  # 0: a pooler that does not tell
+                        session.close()
+                        raise ConfigError(
+                            f"{self.where}: PostgreSQL {session.version // 10000} is too old: cronlock needs {OLDEST // 10000}"
+                        )
                     if not session.standby:
                         return session
                     session.close()
