@@ -257,6 +257,9 @@ def test_a_plugin_is_found_by_the_entry_point_that_is_shown(stage: Stage) -> Non
     (stage.shell.T / f"{module}-1.dist-info/entry_points.txt").write_text(f"[{group}]\n{scheme} = {place}\n")
     done = stage.play(f"PYTHONPATH=$T cronlock -b {scheme}://$T/locks x job")
     assert done.status == 0 and stage.ran, done
+    stage.shell.T.joinpath(f"{module}.py").write_text("import a_driver_that_is_not_here")
+    done = stage.play(f"PYTHONPATH=$T cronlock -b {scheme}://$T/locks x job")
+    assert done.status == 78 and "No module named 'a_driver_that_is_not_here'" in done.err, done
 
 
 @shown("yaml")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cronlock.errors import UsageError
+from cronlock.errors import ConfigError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ GROUP = "cronlock.backends"
 
 
 def open_backend(url: str) -> Backend:
-    """The backend for `url`; no I/O yet. UsageError for an empty, unknown or malformed one.
+    """The backend for `url`; no I/O yet. UsageError for an empty, unknown or malformed one, ConfigError for a plugin that is broken.
 
     A backend is a module with `connect(url: str) -> Backend`. A scheme that is not ours is looked for among the
     entry points of the group `cronlock.backends` (name: the scheme, value: such a module's `connect`).
@@ -46,7 +46,10 @@ def _plugin(scheme: str) -> object:
 
     found = entry_points(group=GROUP, name=scheme)
     for entry in found:
-        return entry.load()
+        try:
+            return entry.load()
+        except (ImportError, AttributeError) as error:  # often for want of a driver of its own
+            raise ConfigError(f"the plugin for {scheme}: can't be loaded from {entry.value}: {error}") from None
     from difflib import get_close_matches
 
     near = get_close_matches(scheme, MODULES, 1)
