@@ -179,6 +179,18 @@ def test_a_user_without_scripts(
     assert not one.history_kept
 
 
+def test_the_smallest_user_where_nobody_has_scripts(opened: Callable[[str], Redis], scriptless: RedisServer, name: str) -> None:
+    scriptless.cli("ACL", "SETUSER", "least", "on", ">pw", "~cl:*", *BARE)
+    url = scriptless.url("least", "pw", prefix="cl:")
+    for renewals in (0, 1):
+        lease = held(opened(url), name)
+        for _ in range(renewals):
+            lease.renew(soon())
+        assert isinstance(opened(url).try_acquire(grant(name), soon()), Busy)
+        lease.release(finished(lease), soon())
+    assert scriptless.cli("EXISTS", f"cl:{name}") == 0
+
+
 def test_a_user_without_keys_is_denied_not_busy(opened: Callable[[str], Redis], user: Callable[..., tuple[str, str]], name: str) -> None:
     url, prefix = user(*O45)
     backend = opened(url.replace(f"prefix={prefix[:-1]}", "prefix=other"))
