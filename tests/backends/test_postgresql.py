@@ -889,6 +889,12 @@ def test_urls_that_make_no_sense(url: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert "s3cr3t" not in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("query", ["sslmode=no", "target_session_attrs=any1", "keepalives_idle=x", "port=0"])
+def test_what_libpq_cannot_read_is_no_silence(opened: Callable[[str], PostgreSQL], query: str) -> None:
+    with pytest.raises(ConfigError, match="invalid"):
+        opened(f"postgresql://127.0.0.1/db?{query}").try_acquire(grant("j"), soon())
+
+
 def test_where_shows_no_secret() -> None:
     backend = connect("postgresql://u:p%40ss@h1:5433,[::1]:5434/db?sslmode=require&password_file=/x&connect_timeout=3")
     assert backend.where == "postgresql://h1:5433,[::1]:5434/db"

@@ -95,7 +95,7 @@ class Session:
             raise
         conn.finish()
         code, text = told(text)
-        raise Refused(code, text) if code or "FATAL" in text or "no password" in text else Broken(text)
+        raise Refused(code, text) if code or "FATAL" in text or "no password" in text or misread(text) else Broken(text)
 
     def ask(self, sql: str, params: Sequence[object], until: float) -> Sequence[Row]:
         """The rows, as text. Broken: no answer by `until`; the connection is closed, and what was asked may have been done.
@@ -171,6 +171,11 @@ def told(text: str) -> tuple[str, str]:
     return (code, f"{head}:  {sentence}") if colon and len(code) == 5 and code.isalnum() and code == code.upper() else ("", said)
 
 
+def misread(text: str) -> bool:
+    """Whether it is a parameter that libpq can't read, such as `invalid sslmode value: "no"`, and the server was not asked."""
+    return "invalid" in text and ("value" in text or "port number" in text)
+
+
 def conninfo(known: Mapping[str, str]) -> str:
     return " ".join("{}='{}'".format(k, v.replace("\\", r"\\").replace("'", r"\'")) for k, v in known.items())
 
@@ -242,7 +247,7 @@ class Servers:
             return True
         if code[:2] == "28" or code == "42501" or any(words in text for words in REFUSED) or ("role" in text and "does not exist" in text):
             raise PermissionDenied(f"{self.where}: {text}{self._looked_for()}")
-        if code == "3D000" or "does not exist" in text or "sslmode" in text:
+        if code == "3D000" or "does not exist" in text or misread(text):
             raise ConfigError(f"{self.where}: {text}")
         return False
 
