@@ -462,8 +462,9 @@ def test_never_regained_from_somebody_else(opened: Callable[[str], Redis], redis
     mine = held(opened(redis_url), name)
     redis_server.cli("DEL", lock_of(redis_url, name))
     theirs = held(opened(redis_url), name)
-    with pytest.raises(LeaseLost):
+    with pytest.raises(LeaseLost, match=f"now holds another value \\(pid {os.getpid()} on ") as caught:
         mine.regain(soon())
+    assert theirs.run.token not in str(caught.value)  # whoever has it has the lock
     theirs.release(finished(theirs), soon())
     with pytest.raises(LeaseLost):
         mine.regain(soon())

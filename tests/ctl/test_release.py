@@ -42,7 +42,10 @@ def test_it_asks_and_no_means_no(ctl, holder, store, tmp_path):
 def test_yes_means_yes(ctl, holder, store):
     process = holder("job", "--ttl", "3s")
     assert ctl("release", "job", stdin="y\n", backend=store).status == 0
-    assert process.end()[0] == 76
+    status, _, err = process.end()
+    assert status == 76
+    if not store.startswith("postgresql"):
+        assert f": taken away by {getpass.getuser()} on {HERE} (cronlockctl release)" in err
 
 
 def test_nothing_to_release(ctl, past, store):

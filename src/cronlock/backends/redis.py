@@ -402,7 +402,10 @@ def _printable(value: bytes) -> str:
 
 
 def _said(value: bytes | None) -> str:
-    return f" ({_printable(value)})" if value else ""
+    """Of a key that is not ours: what another program wrote, or who holds it. A token, which is as good as the lock, is not printed."""
+    if (run := _holder(value, None)) and run.outcome == "released":
+        return f": taken away by {run.user} on {run.host} (cronlockctl release)"
+    return f" ({f'pid {run.pid} on {run.host}' if run else _printable(value)})" if value else ""
 
 
 def _quoted(text: str) -> str:
