@@ -148,6 +148,10 @@ def test_few_connections_left(check):
     try:
         status, found = check(server.url())
         assert status == 1 and found["connections"][0] == "warning" and "lock_mode=lease" in found["connections"][2]
+        with server.admin() as admin, server.admin():
+            admin.execute("create role ordinary login password 'x'")
+            found = check(server.url(user="ordinary", password="x"))[1]
+            assert int(found["connections"][1].split()[0]) <= 7  # two are its own
         assert found["durability"][0] == "ok"
     finally:
         server.destroy()

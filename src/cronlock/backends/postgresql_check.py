@@ -18,7 +18,7 @@ select extract(epoch from clock_timestamp()), current_setting('server_version'),
     current_setting('tcp_keepalives_idle'), current_setting('tcp_user_timeout', true), inet_client_addr() is null,
     current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
         - coalesce(current_setting('reserved_connections', true), '0')::int,
-    (select count(*) from pg_stat_activity where backend_type = 'client backend'),
+    (select sum(numbackends) from pg_stat_database),  -- in pg_stat_activity an ordinary role can't tell clients of other roles
     current_setting('fsync'), current_setting('synchronous_commit'),
     (select count(*) from pg_stat_replication), current_setting('synchronous_standby_names') <> '',
     to_regclass('{table}') is not null,
