@@ -299,6 +299,9 @@ def test_a_lock_key_is_shared_with_scripts(
     assert admin.execute("select to_regclass('public.cronlock')").fetchone() == (None,)  # no table is made
     with pytest.raises(ConfigError, match="lock_key"):
         backend.try_acquire(grant("j", label="1h/a"), soon())
+    other = held(opened(postgresql_url), "j")
+    other.release(finished(other), soon())
+    assert (list(backend.names(soon())), list(backend.history("j", soon()))) == ([], [])  # that was another lock
 
 
 def test_a_script_holding_the_named_key_is_respected(

@@ -321,6 +321,8 @@ class PostgreSQL:
         return Status(name, ttl > 0 or bool(detail), None if detail else run, ttl if ttl > 0 else None, float(held or 0), detail)
 
     def names(self, until: float) -> Iterable[str]:
+        if self._lock_key:
+            return []  # what is in the table is other locks'
         try:
             rows = self._read(sql.NAMES, (self._prefix,), "", until)
         except NoTable:
@@ -328,6 +330,8 @@ class PostgreSQL:
         return [str(row[0]).removeprefix(self._prefix) for row in rows]
 
     def history(self, name: str, until: float) -> Sequence[Run]:
+        if self._lock_key:
+            return []
         try:
             rows = self._read(sql.HISTORY, (self.row_name(name),), name, until)
         except NoTable:
