@@ -94,6 +94,27 @@ def test_the_signals_are_those_of_signal():
         assert getattr(lean.signal, name) == getattr(signal, name)
 
 
+ALONE = """
+import sys
+from cronlock import lean
+for text in sys.argv[1:]:
+    assert "json" not in sys.modules
+    try:
+        print(lean.loads(text))
+    except ValueError:
+        print("ValueError")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "json"]:
+        del sys.modules[name]
+"""
+
+
+def test_what_is_no_json_where_nobody_has_imported_json():
+    """As in a run: its scanner looks for json.decoder's error."""
+    cut = ['{"v', '{"v": "1', '{"v": 1', '{"v": 1, ', '["\\q"]', '["\n"]', "{1: 2}", "["]
+    done = subprocess.run([sys.executable, "-c", ALONE, *cut], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("ValueError\n" * len(cut), "")
+
+
 WITHOUT = """
 import sys
 for name in ("_json", "_ctypes"):

@@ -67,7 +67,7 @@ def loads(text: str | bytes) -> Any:
         return json.loads(decoded)
     try:
         value, end = _JSON[0](decoded, 0)
-    except StopIteration:
+    except (StopIteration, SystemError):  # Python 3.11's scanner has no error of its own until json.decoder has been imported
         raise ValueError("no JSON") from None
     if end != len(decoded):
         raise ValueError("more than one JSON value")
