@@ -19,7 +19,7 @@ import time
 
 from cronlock import clock, state
 from cronlock.backends.urls import decoded
-from cronlock.errors import BackendError, ConfigError, LeaseLost, PermissionDenied, UsageError
+from cronlock.errors import UNANSWERED, BackendError, ConfigError, LeaseLost, PermissionDenied, UsageError
 from cronlock.lean import digest, signal, suppress
 from cronlock.local import default_directory
 from cronlock.model import Busy, Done, Grant, Run, Status
@@ -34,6 +34,10 @@ STATE_LIMIT = 1 << 20  # bytes of a state that we are willing to read
 HISTORY_SLACK = 2 * state.KEEP  # lines after which NAME.runs is rewritten to its last KEEP
 OPTIONS = ("prefix", "allow_local")
 NO = ("", "0", "no", "false")  # ?allow_local=
+SHARED = "for a job of several users give an absolute path as NAME, which is locked and never written"
+ELSEWHERE = (
+    "the record of a NAME that is a path is kept there, and --once-per and --min-hold need it: set HOME to a directory of this user's own"
+)
 
 
 def connect(url: str) -> FlockBackend:
@@ -88,8 +92,7 @@ class FlockBackend:
             known = _read_state(place, self.warnings)
             answer = state.claim(known, grant, clock.wall())
             if isinstance(answer, state.State):
-                if place.state_path:
-                    _write_state(place, fd, answer, durable=self.durable or bool(grant.run.label))
+                self._record(place, fd, answer, grant)
                 lease = self._granted(place, fd, answer, state.vanished(known))
                 self._leases[grant.run.token] = lease
                 return lease
@@ -203,11 +206,15 @@ class FlockBackend:
         """The directory, made again if a reboot took it; of a user's own path only the last component."""
         if place.own and not os.path.isdir(self.directory):
             make_directory(self.directory, parents=self.made_by_us)
-        if not place.own and place.state_path and not os.path.isdir(os.path.dirname(place.state_path)):
-            try:
-                make_directory(os.path.dirname(place.state_path), parents=True)
-            except (ConfigError, PermissionDenied, BackendError):
-                place.state_path = place.runs_path = ""  # somebody else's file still locks; only the record is missing
+
+    def _record(self, place: Place, fd: int, granted: state.State, grant: Grant) -> None:
+        """A path locks also for a user who can keep no record of it, unless a period or a hold is to be remembered."""
+        try:
+            _write_state(place, fd, granted, durable=self.durable or bool(grant.run.label))
+        except UNANSWERED:
+            if place.own or grant.run.label or grant.min_hold:
+                raise
+            place.state_path = place.runs_path = ""
 
 
 class Place:
@@ -371,12 +378,11 @@ def _locked(fd: int) -> bool:
     return True
 
 
-def lock_error(error: OSError, path: str) -> BackendError | ConfigError | PermissionDenied:
+def lock_error(error: OSError, path: str, advice: str = SHARED) -> BackendError | ConfigError | PermissionDenied:
     """Only EWOULDBLOCK means busy; every other refusal is an error with its own text."""
     code = error.errno
     if code in (errno.EACCES, errno.EPERM):
         who = f"{_owner(path)}permission denied for uid {os.geteuid()}"
-        advice = "for a job of several users give an absolute path as NAME, which is locked and never written"
         return PermissionDenied(f"{path}: {who}: {advice}")
     if code == errno.ELOOP:
         return ConfigError(f"{path} is a symbolic link, which is not followed: give its target")
@@ -412,8 +418,6 @@ def _same_file(path: str, fd: int) -> bool:
 def _read_state(place: Place, warnings: list[str] | None = None) -> state.State:
     """What the file says; an empty state for a new one. With `warnings`, that is under the lock, something else's text
     is moved aside with a word and never blocks a job; a newer format is an error."""
-    if not place.state_path:
-        return state.State()
     try:
         with open(place.state_path, "rb") as file:
             text = file.read(STATE_LIMIT)
@@ -441,14 +445,18 @@ def _read_state(place: Place, warnings: list[str] | None = None) -> state.State:
 
 def _write_state(place: Place, fd: int, new: state.State, *, durable: bool) -> None:
     text = state.encode(new).encode("ascii") + b"\n"
-    target = fd if place.own else os.open(place.state_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    target = fd
     try:
+        if not place.own:
+            if not os.path.isdir(os.path.dirname(place.state_path)):
+                os.makedirs(os.path.dirname(place.state_path), 0o700, exist_ok=True)
+            target = os.open(place.state_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         os.pwrite(target, text, 0)
         os.ftruncate(target, len(text))
         if durable:  # a period label that a power cut forgets would be run twice
             os.fsync(target)
     except OSError as error:
-        raise lock_error(error, place.state_path) from None
+        raise lock_error(error, place.state_path, SHARED if place.own else ELSEWHERE) from None
     finally:
         if target != fd:
             os.close(target)
