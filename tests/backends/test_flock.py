@@ -1,11 +1,18 @@
 """flock: — the contract, and what only files can do wrong."""
 
+import resource
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cronlock.testing import BackendContract
+from fixtures_store import Started
 from shell import Shell, need_root
+
+Start = Callable[..., Started]
+Finish = Callable[..., tuple[int, str, str]]
 
 
 class TestContract(BackendContract):
@@ -45,3 +52,39 @@ def test_a_path_of_a_user_who_can_keep_no_record(home: str) -> None:
     assert "ran\n" not in done.out
     assert [done[what] for what in ("plain", "once1", "once2", "hold", "named")] == ["0", "77", "77", "77", "77"]
     assert done.err.count("set HOME to a directory of this user's own") == 3
+
+
+def test_a_disk_that_is_full_at_the_claim_costs_no_period(finish: Finish, tmp_path: Path) -> None:
+    """Part of the new record would fit: the old one stays, byte for byte, and nothing runs."""
+    backend, record = f"flock://{tmp_path}/locks", tmp_path / "locks/job.lock"
+    assert finish("--once-per", "1d", "job", "true", backend=backend)[0] == 0
+    before = record.read_bytes()
+    status, out, err = finish("--once-per", "7d", "job", "echo", "ran", backend=backend, preexec_fn=lambda: _limit(0, len(before) + 20))
+    assert (status, out) == (69, "")
+    assert "File too large" in err
+    assert record.read_bytes() == before
+    assert finish("--once-per", "7d", "job", "echo", "ran", backend=backend) == (0, "ran\n", "")
+    assert finish("--once-per", "1d", "job", "echo", "ran", backend=backend) == (75, "", "")
+
+
+def test_a_disk_that_is_full_at_the_end_is_said_and_changes_nothing(start: Start, finish: Finish, tmp_path: Path) -> None:
+    backend = f"flock://{tmp_path}/locks"
+    job = start("job", "sh", "-c", "echo up; read line; exit 3", backend=backend, stdin=subprocess.PIPE)
+    assert job.stdout and job.stdout.readline() == "up\n"
+    _limit(job.pid, 100)
+    _, err = job.communicate("go\n", 30)
+    assert job.returncode == 3
+    assert err.count("\n") == 1 and "File too large; how this run ended is not on record" in err
+    assert finish("job", "true", backend=backend) == (0, "", "")
+
+
+def test_what_a_write_that_was_cut_off_left_behind_its_line(finish: Finish, tmp_path: Path) -> None:
+    backend, record = f"flock://{tmp_path}/locks", tmp_path / "locks/job.lock"
+    assert finish("--once-per", "1d", "job", "true", backend=backend)[0] == 0
+    record.write_bytes(record.read_bytes() + b'"status": 0}]}\n')
+    assert finish("--once-per", "1d", "job", "true", backend=backend) == (75, "", "")
+
+
+def _limit(pid: int, size: int) -> None:
+    """As a full disk does, but for this process alone: what fits is written, and then no more."""
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))

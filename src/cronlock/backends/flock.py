@@ -273,6 +273,8 @@ class FlockLease:
             if self._place.state_path:
                 _write_state(self._place, self._fd, state.ended(self._state, run), durable=self._backend.durable or bool(run.label))
                 _append_runs(self._place.runs_path, [r for r in (self.previous, run) if r])
+        except UNANSWERED as error:
+            self._backend.warnings.append(f"{error}; how this run ended is not on record")
         finally:
             fd, self._fd = self._fd, -1
             self._backend._forget(self.run.token)
@@ -430,7 +432,7 @@ def _read_state(place: Place, warnings: list[str] | None = None) -> state.State:
     if not text.strip():
         return state.State()
     try:
-        return state.decode(text)
+        return state.decode(text.partition(b"\n")[0])  # what follows the line is left of a write that was cut off
     except state.Foreign as error:
         if warnings is not None:
             with suppress(OSError), open(place.state_path + ".broken", "wb") as aside:
@@ -444,6 +446,7 @@ def _read_state(place: Place, warnings: list[str] | None = None) -> state.State:
 
 
 def _write_state(place: Place, fd: int, new: state.State, *, durable: bool) -> None:
+    """What needs room is written first, behind the line that counts: a full disk leaves the old state as it was."""
     text = state.encode(new).encode("ascii") + b"\n"
     target = fd
     try:
@@ -451,7 +454,13 @@ def _write_state(place: Place, fd: int, new: state.State, *, durable: bool) -> N
             if not os.path.isdir(os.path.dirname(place.state_path)):
                 os.makedirs(os.path.dirname(place.state_path), 0o700, exist_ok=True)
             target = os.open(place.state_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        os.pwrite(target, text, 0)
+        size = os.fstat(target).st_size
+        try:
+            _write_at(target, text[size:], size)
+        except OSError:
+            os.ftruncate(target, size)
+            raise
+        _write_at(target, text[:size], 0)
         os.ftruncate(target, len(text))
         if durable:  # a period label that a power cut forgets would be run twice
             os.fsync(target)
@@ -460,6 +469,13 @@ def _write_state(place: Place, fd: int, new: state.State, *, durable: bool) -> N
     finally:
         if target != fd:
             os.close(target)
+
+
+def _write_at(fd: int, data: bytes, at: int) -> None:
+    """All of it: a write that fits in part says so, and only the next one why."""
+    while data:
+        written = os.pwrite(fd, data, at)
+        data, at = data[written:], at + written
 
 
 def _append_runs(path: str, runs: list[Run]) -> None:
