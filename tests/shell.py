@@ -30,7 +30,7 @@ from fixtures_nfs import unusable
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 UNSHARE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
-NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+NOBODY = 65534
 
 # await polls, and gives up loudly; timed says how a command ended and how long it took
 PRELUDE = """
@@ -124,14 +124,17 @@ class Shell:
             "DIRECT": self.backend,
         }
 
-    def run(self, script: str, *, shell: str = "/bin/sh", timeout: float = 60, nobody: bool = False, **variables: str) -> Done:
-        """Run `script` in $T, stdin at its end. AssertionError after `timeout` seconds. `nobody`: not as root."""
+    def run(self, script: str, *, shell: str = "/bin/sh", timeout: float = 60, nobody: bool | int = False, **variables: str) -> Done:
+        """Run `script` in $T, stdin at its end. AssertionError after `timeout` seconds. `nobody`: not as root, or as which uid."""
         if ("pgrep" in script or "$(ps " in script) and not shutil.which("pgrep"):
             unusable("needs Debian's package procps")
         self._runs += 1
         case = self.home / f"case{self._runs}.sh"  # a file: with -c the text itself would be found by pgrep -f
         case.write_text(PRELUDE + script, errors="surrogateescape")
-        argv = [*(NOBODY if nobody and os.geteuid() == 0 else ()), shell, str(case)]
+        argv = [shell, str(case)]
+        if nobody and os.geteuid() == 0:
+            uid = NOBODY if nobody is True else nobody
+            argv = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", *argv]
         if can_unshare():
             mounts = f"mount -t tmpfs tmpfs /var/lib; {_within_reach(self.home) if nobody else ''}"
             argv = [*UNSHARE, "sh", "-ec", f'{mounts} exec "$@"', "sh", *argv]

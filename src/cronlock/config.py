@@ -16,6 +16,7 @@ import os
 import stat
 
 from cronlock.errors import ConfigError, PermissionDenied, UsageError
+from cronlock.local import home
 from cronlock.model import Value
 from cronlock.options import OPTIONS, convert, from_environment
 
@@ -91,12 +92,7 @@ def has_password(url: str) -> bool:
 def _of_user(environ: Mapping[str, str]) -> str:
     base = environ.get("XDG_CONFIG_HOME", "")
     if not base.startswith("/"):
-        home = environ.get("HOME")
-        if not home:
-            import pwd
-
-            home = pwd.getpwuid(os.geteuid()).pw_dir
-        base = os.path.join(home, ".config")
+        base = os.path.join(home(environ), ".config")
     return os.path.join(base, "cronlock/config.toml")
 
 

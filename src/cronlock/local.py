@@ -1,4 +1,4 @@
-"""This host: the directory of its own locks and states, marks of what was said already, and whether it is crowded."""
+"""This host: the user and the directory of its own locks and states, marks of what was said already, and whether it is crowded."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import os
 
 from cronlock import clock
 from cronlock.lean import digest, suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 SYSTEM_DIRECTORY = "/var/lib/cronlock"
 SAID = "said-"
@@ -17,12 +21,29 @@ def default_directory() -> str:
     """/var/lib/cronlock for root, ~/.local/state/cronlock for all others; cron may set no HOME."""
     if os.geteuid() == 0:
         return SYSTEM_DIRECTORY
-    home = os.environ.get("HOME")
-    if not home:
-        import pwd
+    return os.path.join(home(os.environ), ".local/state/cronlock")
 
-        home = pwd.getpwuid(os.geteuid()).pw_dir
-    return os.path.join(home, ".local/state/cronlock")
+
+def home(environ: Mapping[str, str]) -> str:
+    """Containers run as users that no password database knows (`docker run --user`): theirs is /, as it is for docker."""
+    if environ.get("HOME"):
+        return environ["HOME"]
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_dir
+    except KeyError:
+        return "/"
+
+
+def username() -> str:
+    """The effective user's name, or number where it has none."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 def crowded() -> bool:

@@ -11,7 +11,7 @@ from cronlock.errors import UNANSWERED, BackendError, CronlockError, Interrupted
 from cronlock.guard import FOREVER, TURN, Guard, Orders, cannot_start, first_that_starts
 from cronlock.lean import signal
 from cronlock.lease import INF, Keeping
-from cronlock.local import crowded
+from cronlock.local import crowded, username
 from cronlock.model import Busy, Done, Event, Grant, Job, Outcome, Run
 from cronlock.signals import Signals
 from cronlock.usual import LEAST, usual
@@ -388,7 +388,7 @@ def become(job: Job, lease: Lease, signals: Signals, store: str) -> NoReturn:
 def new_run(job: Job) -> Run:
     """The holder-to-be: a random token, since host and pid repeat in containers."""
     token = os.urandom(16).hex()
-    return Run(os.urandom(4).hex(), token, os.uname().nodename, os.getpid(), _user(), _shown(job.command), clock.wall(), job.label)
+    return Run(os.urandom(4).hex(), token, os.uname().nodename, os.getpid(), username(), _shown(job.command), clock.wall(), job.label)
 
 
 def random_part(longest: float) -> float:
@@ -398,15 +398,6 @@ def random_part(longest: float) -> float:
 def _open_files(fds: Sequence[int]) -> list[tuple[int, int]]:
     """What is open, not only under which number: a reconnect gets the number just freed."""
     return [(fd, os.fstat(fd).st_ino) for fd in fds]
-
-
-def _user() -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
 
 
 def _shown(command: tuple[str, ...]) -> str:

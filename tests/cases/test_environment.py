@@ -112,3 +112,22 @@ def test_o51_the_home_of_the_password_database(cl):
         """
     )
     assert (done["rc"], done.err) == ("0", "")
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("store", ["flock"])
+def test_a_user_whom_no_password_database_knows(sh):
+    """docker run --user 54321, and no HOME: only the default directory needs one."""
+    need_root()
+    done = sh.run(
+        """
+        unset HOME
+        cronlock n -- true; echo rc=$?
+        cronlockctl status; echo status=$?
+        cronlockctl check; echo check=$?
+        cronlock -b flock: n -- true; echo default=$?
+        """,
+        nobody=54321,
+    )
+    assert [done[what] for what in ("rc", "status", "check", "default")] == ["0", "0", "0", "77"]
+    assert "/.local/state/cronlock: permission denied for uid 54321" in done.err

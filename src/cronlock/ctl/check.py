@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import select
 
 from cronlock import clock, durations, errors, exits
@@ -12,6 +11,7 @@ from cronlock.ctl.table import WIDTH, fancy, paint, printable
 from cronlock.ctl.ttl import lease
 from cronlock.heartbeat_url import parse
 from cronlock.lean import nothing, signal, suppress
+from cronlock.local import username
 from cronlock.model import Finding
 from cronlock.options import OPTIONS
 from cronlock.registry import open_backend
@@ -124,7 +124,7 @@ def lines(crontabs: Sequence[Text]) -> Iterator[Finding]:
 
 def _crontabs() -> Iterator[Text]:
     """The caller's crontab, and the system's, in which a user name stands before the command."""
-    yield "crontab -l", _printed("crontab", "-l"), pwd.getpwuid(os.geteuid()).pw_name
+    yield "crontab -l", _printed("crontab", "-l"), username()
     names: list[str] = []
     with suppress(OSError):
         names = [name for name in sorted(os.listdir("/etc/cron.d")) if name.replace("-", "a").replace("_", "a").isalnum()]  # as cron(8)

@@ -12,6 +12,7 @@ from cronlock.arguments import doubts, plain, understand
 from cronlock.config import settle
 from cronlock.ctl.ttl import lease
 from cronlock.heartbeat_url import parse
+from cronlock.local import username
 from cronlock.model import Finding
 from cronlock.registry import open_backend
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 def findings(crontabs: Sequence[Text]) -> Iterator[Finding]:
     """Of the lines that run as the caller; root sees all. Nothing if none of them starts cronlock."""
-    me = pwd.getpwuid(os.geteuid()).pw_name
+    me = username()
     seen, fine = 0, 0
     for where, cron, command in (line for place, text, user in crontabs for line in entries(text, place, user)):
         if me not in ("root", cron["LOGNAME"]):

@@ -9,6 +9,7 @@ from cronlock import clock, exits, tree
 from cronlock.ctl.status import look
 from cronlock.ctl.table import printable, span
 from cronlock.lean import signal
+from cronlock.local import username
 from cronlock.model import Run
 
 TYPE_CHECKING = False
@@ -77,11 +78,5 @@ def _held(status: Status) -> bool:
 
 def operator() -> Run:
     """Who takes it, as a grant that nobody regains from. Its outcome says what it is."""
-    import pwd
-
-    try:
-        user = pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        user = str(os.geteuid())
     token, run_id, now = os.urandom(16).hex(), os.urandom(4).hex(), clock.wall()
-    return Run(run_id, token, os.uname().nodename, os.getpid(), user, "cronlockctl", now, outcome="released", end=now)
+    return Run(run_id, token, os.uname().nodename, os.getpid(), username(), "cronlockctl", now, outcome="released", end=now)
