@@ -214,16 +214,18 @@ class Guard:
 
     @classmethod
     def start(cls, orders: Orders) -> Guard:
-        """Fork the guard, which starts the command."""
+        """Fork the guard, which starts the command. OSError if there is no room for a process."""
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         tree.become_subreaper()
         orders = orders.but(own_group=not _has_terminal())
         keep = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        pid = os.fork()
-        if pid == 0:
-            ours.close()
-            _guard(its, orders)
-        signal.pthread_sigmask(signal.SIG_SETMASK, keep)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                ours.close()
+                _guard(its, orders)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, keep)
         its.close()
         ours.setblocking(False)
         return cls(pid, ours, orders)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import time
@@ -156,11 +157,15 @@ class Supervision:
         orders = Orders(self._job.command, environ, self._signals.mask, fds, self._job.kill_after, self._validity())
         if self._tail:
             orders = orders.but(streams=self._tail.open())
-        self._guard = Guard.start(orders)
-        if self._tail:
-            self._tail.start()  # threads: not before the fork
-        self._signals.deliver_to(self._pass_on)
-        self._loop()
+        try:
+            self._guard = Guard.start(orders)
+        except OSError as refused:
+            self._failed = refused.errno or errno.EAGAIN
+        else:
+            if self._tail:
+                self._tail.start()  # threads: not before the fork
+            self._signals.deliver_to(self._pass_on)
+            self._loop()
         error = cannot_start(self._job.command, self._job.environ, self._failed) if self._failed else None
         outcome = Outcome("failed", error.code) if error else self._outcome()
         if lease:

@@ -131,3 +131,12 @@ def test_a_user_whom_no_password_database_knows(sh):
     )
     assert [done[what] for what in ("rc", "status", "check", "default")] == ["0", "0", "0", "77"]
     assert "/.local/state/cronlock: permission denied for uid 54321" in done.err
+
+
+@pytest.mark.parametrize("store", ["flock"])
+def test_a_host_without_room_for_a_process(sh):
+    """The command was not started, and that is said as such: it is no defect of ours, and the lock is let go."""
+    done = sh.run("prlimit --nproc=1 cronlock n -- true; echo rc=$?; cronlock n -- true; cronlockctl history n", nobody=True)
+    assert done["rc"] == "126"
+    assert done.err == "cronlock: true: cannot be executed: Resource temporarily unavailable\n"
+    assert "failed" in done.out and "vanished" not in done.out
