@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import uuid
+from contextlib import suppress
 
 import pytest
 
@@ -277,3 +278,22 @@ def test_who_runs_the_tests_is_who_is_shown(start, finish, store, tmp_path):
     until((tmp_path / "in").exists)
     err = finish("-v", "job", "true", backend=store)[2]
     assert f"held by {HERE}, pid {process.pid}, user {getpass.getuser()}, command sh, since " in err
+
+
+def test_a_reader_of_stderr_that_hangs_keeps_no_lock(start, finish, tmp_path, store):
+    """^S on a terminal, a pager: what there is to say on the way is left out then; the lock is renewed, and let go as the command ends."""
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writes, b"x" * 4096)
+    os.set_blocking(writes, True)
+    job = start("-v", "-t", "2", "job", "sh", "-c", "sleep 3; echo > $T/ran", backend=store, stderr=writes)
+    os.close(writes)
+    until((tmp_path / "ran").exists)
+    assert finish("-w", "10", "job", "true", backend=store) == (0, "", "")
+    assert job.poll() is None  # its last words wait for the reader
+    with open(reads, "rb") as stderr:
+        said = stderr.read()
+    assert said.endswith(b"cronlock: job: ok\n")
+    assert job.wait(10) == 0

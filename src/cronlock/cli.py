@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from cronlock.tail import Tail
     from cronlock.usual import Usual
 
+PATIENCE = 0.5  # seconds that a reader of stderr may keep us from renewing the lock, or from letting it go
 HOUR = 3600.0  # seconds between two warnings of an overdue holder on one host
 
 
@@ -57,7 +58,11 @@ def start(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         observe = observers.Observer(job.name, **{key: values[key] for key in ("verbose", "quiet", "log_format", "syslog")})
         heartbeat, tail = monitored(job, observe) if job.heartbeat else (None, None)
         backend = open_backend(url)
-        outcome = run(job, backend, heartbeat.observe if heartbeat else observe, tail)
+        observe.patience = PATIENCE
+        try:
+            outcome = run(job, backend, heartbeat.observe if heartbeat else observe, tail)
+        finally:
+            observe.patience = None
         if outcome.ran:  # not on a skip: N-1 servers would mail it every tick
             for doubt in doubts(sources, words, job, url):
                 observe(doubt)

@@ -8,6 +8,7 @@ syslog  datagrams to /dev/log as `cronlock[pid]`, every event, with a priority b
 from __future__ import annotations
 
 import os
+import select
 import sys
 import time
 
@@ -74,6 +75,8 @@ LONGEST = 1800  # bytes of a syslog message that every daemon takes
 class Observer:
     """Where the events of one run go. A sink that fails is nobody's outcome."""
 
+    patience: float | None = None  # seconds that whoever reads stderr may keep us with one line; None: as long as they like
+
     def __init__(self, name: str, *, verbose: bool = False, quiet: bool = False, log_format: str = "text", syslog: bool = False) -> None:
         self._shown = {"trouble"}
         if not quiet:
@@ -97,7 +100,8 @@ class Observer:
 
     def _text(self, event: Event) -> None:
         # an error names what is wrong itself
-        say(event.text if event.level == "trouble" and event.kind in ("error", "failed", "unavailable") else f"{self._name}: {event.text}")
+        named = event.level == "trouble" and event.kind in ("error", "failed", "unavailable")
+        say(event.text if named else f"{self._name}: {event.text}", patience=self.patience)
 
     def _json(self, event: Event) -> None:
         import json
@@ -114,7 +118,7 @@ class Observer:
             "pid": os.getpid(),
             "message": event.text,
         }
-        _write(json.dumps(line))
+        _write(json.dumps(line), self.patience)
 
 
 class Syslog:
@@ -153,18 +157,26 @@ class Syslog:
         self._sock.send(head.encode() + body[:LONGEST])
 
 
-def say(text: str, program: str = "cronlock") -> None:
+def say(text: str, program: str = "cronlock", patience: float | None = None) -> None:
     """One line, whatever is in it; a closed or full stderr is nobody's outcome."""
-    _write(_printable(f"{program}: {text}"))
+    _write(_printable(f"{program}: {text}"), patience)
 
 
-def _write(line: str) -> None:
+def _write(line: str, patience: float | None) -> None:
+    if patience is not None and not _taken(patience):
+        return  # a pager, a terminal that was stopped with ^S, a logger that hangs
     with suppress(OSError, ValueError):
         os.write(2, line.encode(errors="backslashreplace") + b"\n")
 
 
 def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _taken(seconds: float) -> bool:
+    stderr = select.poll()
+    stderr.register(2, select.POLLOUT)
+    return bool(stderr.poll(seconds * 1000))
 
 
 def of_outcome(outcome: Outcome, known: Usual | None = None, *, overdue: bool = False, status: int | None = None) -> Event:
