@@ -82,6 +82,21 @@ def test_o68_a_pipe_in_place_of_the_lock_file(sh):
     assert "ran" not in done.out.split()
 
 
+def test_o68_a_link_or_a_pipe_beside_the_lock_file(sh):
+    """History, and a record that is moved aside: the job runs, nothing behind a link is written, and no pipe is waited for."""
+    done = sh.run(
+        """
+        mkdir $T/locks; cd $T/locks; echo keep >$T/victim; echo junk >n.lock
+        for file in n.runs n.lock.broken m.runs.new; do ln -s $T/victim $file; done
+        mkfifo p.runs; for i in $(seq 200); do echo old; done >m.runs
+        for name in n m p; do timed $name timeout 20 cronlock $name true; done
+        cronlockctl history p
+        echo victim=$(cat $T/victim)
+        """
+    )
+    assert [done[what] for what in ("n", "m", "p", "victim")] == ["0", "0", "0", "keep"]
+
+
 def test_o69_the_default_directory_is_made_again(sh):
     """After a reboot it is there when it is needed, and nobody else may write into it."""
     done = sh.run(

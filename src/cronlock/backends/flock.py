@@ -421,8 +421,8 @@ def _read_state(place: Place, warnings: list[str] | None = None) -> state.State:
     """What the file says; an empty state for a new one. With `warnings`, that is under the lock, something else's text
     is moved aside with a word and never blocks a job; a newer format is an error."""
     try:
-        with open(place.state_path, "rb") as file:
-            text = file.read(STATE_LIMIT)
+        with open(place.state_path, "rb", opener=_itself) as file:
+            text = file.read(STATE_LIMIT) or b""
     except FileNotFoundError:
         return state.State()
     except OSError as error:
@@ -435,7 +435,7 @@ def _read_state(place: Place, warnings: list[str] | None = None) -> state.State:
         return state.decode(text.partition(b"\n")[0])  # what follows the line is left of a write that was cut off
     except state.Foreign as error:
         if warnings is not None:
-            with suppress(OSError), open(place.state_path + ".broken", "wb") as aside:
+            with suppress(OSError), open(place.state_path + ".broken", "wb", opener=_itself) as aside:
                 aside.write(text)
                 warnings.append(f"{place.state_path} held something else ({error}): it is now in {place.state_path}.broken")
         return state.State()
@@ -484,18 +484,23 @@ def _append_runs(path: str, runs: list[Run]) -> None:
         lines = _lines(path)
         added = [state.encode_run(run).encode("ascii") for run in runs]
         if len(lines) + len(added) <= HISTORY_SLACK:
-            with open(path, "ab") as file:
+            with open(path, "ab", opener=_itself) as file:
                 file.write(b"".join(line + b"\n" for line in added))
         else:
-            with open(path + ".new", "wb") as file:
+            with open(path + ".new", "wb", opener=_itself) as file:
                 file.write(b"".join(line + b"\n" for line in (lines + added)[-state.KEEP :]))
             os.replace(path + ".new", path)
 
 
+def _itself(path: str, flags: int) -> int:
+    """For open(): no link is followed, no pipe waited for, also beside the lock file."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+
+
 def _lines(path: str) -> list[bytes]:
     try:
-        with open(path, "rb") as file:
-            return file.read().splitlines()
+        with open(path, "rb", opener=_itself) as file:
+            return (file.read() or b"").splitlines()
     except OSError:
         return []
 
