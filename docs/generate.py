@@ -41,7 +41,8 @@ environment, the environment beats the file, the file beats the default. A flag'
 TAIL = """
 Also `-h`, `--help`, `-V` and `--version`.
 
-`-n` with a `-w` other than 0 contradict each other, as do `-v` and `-q`: usage errors. `-F` is for local file locks, and is refused
+`-n` with a `-w` other than 0 contradict each other, as do `-v` and `-q`: usage errors, if both stand in the same place; else the one that
+[is nearer to the line](configuration.md) wins. `-F` is for local file locks, and is refused
 with `--max-runtime`, `--min-hold` and `--heartbeat`, which need a cronlock that stays. [Heartbeats](heartbeats.md) explains those options.
 
 ## What the command gets

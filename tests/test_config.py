@@ -60,6 +60,23 @@ def test_each_layer_over_the_one_below(file):
     assert (found["ttl"], sources["ttl"]) == (8.0, "the command line")
 
 
+def test_an_option_overrules_its_opposite_below(file):
+    """`-n` in a line means that line, whatever all others have; both in one place are left for the usage error."""
+    path = file('[defaults]\nwait = "5m"\nquiet = true\n[locks.eager]\nnonblock = true\n[locks.both]\nnonblock = true\nwait = "1m"\n')
+
+    def kept(*layers, **environ):
+        found, sources = values(path, *layers, **environ)
+        return found["nonblock"], found["wait"], found["verbose"], found["quiet"], sources["wait"]
+
+    assert kept() == (False, 300.0, False, True, f"{path} [defaults]")
+    assert kept("job", {"nonblock": True, "verbose": True}) == (True, 0.0, True, False, "built in")
+    assert kept("eager") == (True, 0.0, False, True, "built in")
+    assert kept("eager", {"wait": 7.0}) == (False, 7.0, False, True, "the command line")
+    assert kept("both")[:2] == (True, 60.0)
+    assert kept(CRONLOCK_NONBLOCK="1")[:2] == (True, 0.0)
+    assert kept("job", {"wait": 7.0}, CRONLOCK_NONBLOCK="1")[:2] == (False, 7.0)
+
+
 def test_a_name_stands_for_a_url(file):
     path = file()
     assert values(path)[0]["backend"] == "redis://127.0.0.1:1/0"

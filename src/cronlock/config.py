@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 SYSTEM = "/etc/cronlock.toml"
 TABLES = ("backends", "defaults", "locks")
+DEFAULTS = {option.key: option.default for option in OPTIONS}
+OPPOSITES = (("nonblock", "wait"), ("wait", "nonblock"), ("verbose", "quiet"), ("quiet", "verbose"))  # the nearer one wins
 BY_NAME = {option.name: option for option in OPTIONS if option.name != "config"}
 
 
@@ -50,17 +52,22 @@ class Config(Value):
 def settle(given: Mapping[str, Any], name: str, environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Every option's value for the lock NAME, and where it comes from: what was given on the command line, else the
     environment, else the file's table of this lock, else its defaults, else what is built in; both by option key."""
-    values = {option.key: option.default for option in OPTIONS}
+    values = dict(DEFAULTS)
     sources = dict.fromkeys(values, "built in")
     set_here = from_environment(environ)
     config = load(given.get("config") or set_here.get("config"), environ)
-    for table in (config.defaults, config.locks.get(name, {})):
-        for option_name, setting in table.items():
-            option = BY_NAME[option_name]
-            values[option.key], sources[option.key] = _value(option, setting, environ), setting.source
+    layers = [
+        {BY_NAME[option].key: (_value(BY_NAME[option], setting, environ), setting.source) for option, setting in table.items()}
+        for table in (config.defaults, config.locks.get(name, {}))
+    ]
     for layer, source in ((set_here, "the environment"), (given, "the command line")):
-        values.update(layer)
-        sources.update(dict.fromkeys(layer, source))
+        layers.append({key: (value, source) for key, value in layer.items()})
+    for found in layers:
+        for key, other in OPPOSITES:  # before its own: both in one place are a contradiction
+            if found.get(key, (None,))[0]:
+                values[other], sources[other] = DEFAULTS[other], "built in"
+        for key, (value, source) in found.items():
+            values[key], sources[key] = value, source
     values["backend"], sources["backend"] = _resolved(values["backend"], sources["backend"], config, environ)
     return values, sources
 

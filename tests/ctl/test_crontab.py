@@ -54,7 +54,7 @@ def test_what_is_well_is_not_spoken_of(command):
         ("cronlock job -c 'worker &'", "warning", "background"),
         ("true; cronlock -t 20s job true", "warning", "ttl 20s"),
         ("CRONLOCK_TTL=20s cronlock job true", "warning", "ttl 20s"),
-        ("CRONLOCK_VERBOSE=1 cronlock -q job true", "trouble", "contradict"),
+        ("cronlock -v -q job true", "trouble", "contradict"),
     ],
 )
 def test_a_trap_is_seen(command, level, text):
