@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from cronlock import clock
 from cronlock.errors import Interrupted
+from cronlock.registry import open_backend
 from cronlock.signals import Signals
 from fixtures_store import CRONLOCK, Started, alive, until
 
@@ -345,6 +347,13 @@ def test_no_fork_becomes_the_command_and_the_lock_lives_with_it(start: Start, fi
     assert finish("x", "true", backend=url)[0] == 75
     assert job.end()[0] == 6
     assert finish("x", "true", backend=url)[0] == 0
+
+
+def test_no_fork_of_a_command_that_is_not_there_is_no_run_that_vanished(finish: Finish, tmp_path: Path) -> None:
+    url = f"flock://{tmp_path}/l"
+    assert finish("-F", "x", "/no/such", backend=url)[0] == 127
+    assert finish("x", "true", backend=url) == (0, "", "")
+    assert [run.outcome for run in open_backend(url).history("x", clock.now() + 5)] == ["failed", "ok"]
 
 
 def on_terminal(*argv: str, keys: bytes, ready: Path, env: dict[str, str]) -> tuple[int, bytes]:

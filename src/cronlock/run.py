@@ -10,7 +10,7 @@ import time
 from cronlock import clock, durations, exits
 from cronlock.errors import UNANSWERED, BackendError, CronlockError, Interrupted, LeaseLost
 from cronlock.guard import FOREVER, TURN, Guard, Orders, cannot_start, first_that_starts
-from cronlock.lean import signal
+from cronlock.lean import signal, suppress
 from cronlock.lease import INF, Keeping
 from cronlock.local import crowded, username
 from cronlock.model import Busy, Done, Event, Grant, Job, Outcome, Run
@@ -386,8 +386,10 @@ def become(job: Job, lease: Lease, signals: Signals, store: str) -> NoReturn:
     try:
         first_that_starts(job.command, environ, lambda path, words: os.execve(path, words, environ))
     except OSError as error:
-        raise cannot_start(job.command, environ, error.errno or 0) from None
-    raise AssertionError("exec returned")
+        refused = cannot_start(job.command, environ, error.errno or 0)
+    with suppress(CronlockError):  # the lock goes with this process; else the next holder would say that nobody saw the end
+        lease.release(lease.run.but(outcome="failed", status=refused.code, end=clock.wall()), clock.now() + RELEASE)
+    raise refused
 
 
 def new_run(job: Job) -> Run:
