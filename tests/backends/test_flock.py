@@ -1,12 +1,17 @@
 """flock: — the contract, and what only files can do wrong."""
 
+import fcntl
+import os
 import resource
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from cronlock import clock
+from cronlock.backends import flock
 from cronlock.testing import BackendContract
 from fixtures_store import Started
 from shell import Shell, need_root
@@ -88,3 +93,19 @@ def test_what_a_write_that_was_cut_off_left_behind_its_line(finish: Finish, tmp_
 def _limit(pid: int, size: int) -> None:
     """As a full disk does, but for this process alone: what fits is written, and then no more."""
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def test_a_wait_that_is_over_on_a_slow_host(tmp_path: Path) -> None:
+    """The timer goes on ticking until it is switched off: no tick breaks into that, however late it is."""
+    holder, waiter = (os.open(tmp_path / "l", os.O_RDWR | os.O_CREAT) for _ in range(2))
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        ends = [flock._blocking(waiter, clock.now() + 0.001) for _ in range(1000)]
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+        os.close(holder)
+        os.close(waiter)
+    assert not any(ends)

@@ -545,8 +545,12 @@ def _blocking(fd: int, until: float) -> bool:
     """Wait for the lock in the kernel; False: not before `until`. The timer ticks, so that a signal which came just before
     the call blocked is seen at the next tick. ITIMER_REAL does not follow clock steps (setitimer(2))."""
 
+    blocked = True
+
     def tick(_signum: int, _frame: object) -> None:
-        if clock.now() >= until:
+        nonlocal blocked
+        if blocked and clock.now() >= until:
+            blocked = False  # once: another tick, on a host that is slow, would break into what cleans up
             raise _TimeUp
 
     before = signal.signal(signal.SIGALRM, tick)
@@ -554,9 +558,11 @@ def _blocking(fd: int, until: float) -> bool:
     try:
         signal.setitimer(signal.ITIMER_REAL, period, period)
         fcntl.flock(fd, fcntl.LOCK_EX)
+        blocked = False
     except _TimeUp:
         return False
     finally:
+        blocked = False
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     return True
