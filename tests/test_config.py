@@ -241,6 +241,8 @@ def test_every_option_has_its_key(file, option):
         ("postgresql://h/db?password=x", True),
         ("postgresql://h/db?password_file=/x", False),
         ("postgresql://h/db?a=b&password=x", True),
+        ("postgresql://h/db?sslpassword=x", True),
+        ("rediss://h/0?ssl_password=x", True),
         ("flock:///a:b@c", False),
     ],
 )

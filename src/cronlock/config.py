@@ -92,7 +92,8 @@ def load(path: str | None, environ: Mapping[str, str]) -> Config:
 def has_password(url: str) -> bool:
     """Whether the URL itself carries one; `${VARIABLE}` does not count."""
     authority = url.partition("://")[2].partition("/")[0].rpartition("@")[0]
-    words = [authority.partition(":")[2]] + [part[9:] for part in url.partition("?")[2].split("&") if part.startswith("password=")]
+    given = [part.partition("=") for part in url.partition("?")[2].split("&")]
+    words = [authority.partition(":")[2], *(value for key, _, value in given if key in ("password", "sslpassword", "ssl_password"))]
     return any(word and not word.startswith("${") for word in words)
 
 

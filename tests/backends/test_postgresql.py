@@ -877,6 +877,7 @@ def test_behind_a_pooler_the_row_alone_is_the_lease(
         "postgresql://h/db?lock_key=1&lock_mode=lease",
         "postgresql://h/db?table=a.b.c",
         "postgresql://h/db?table=a;drop",
+        "postgresql://h/db?table=" + 59 * "a",
         "postgresql://h/db?connect_timeout=soon",
         "postgresql://h/db?connect_timeout=-1",
         "postgresql://u:s3cr3t@[::1/db",

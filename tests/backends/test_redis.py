@@ -247,6 +247,7 @@ REPLIES = {
     "-CROSSSLOT Keys": (BackendError, "Cluster"),
     "-BUSY running a script": (BackendError, "SCRIPT KILL"),
     "-ERR unknown command 'x'": (BackendError, "unknown command"),
+    "-ERR unknown command 'SET', with args beginning with: 'cronlock:j'": (BackendError, "a Sentinel seems to answer here"),
     "-ERR max number of clients reached": (BackendError, "max number"),
     "-": (BackendError, ""),
     ":1": (BackendError, ""),

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from cronlock.model import Finding
 
 TIMEOUT = 10.0  # seconds for everything one call does, unless ?connect_timeout= says otherwise
+LONGEST = 63  # bytes of a table's name; the server cuts off what is longer (NAMEDATALEN)
 POLL = 0.2  # seconds between looks at a lock whose release wakes nobody
 OURS = ("table", "prefix", "lock_mode", "lock_key", "connect_timeout", "password_file")
 RACES = ("42P07", "42710", "23505", "40001", "40P01", "XX000")  # two made the table at once; XX000: "tuple concurrently updated"
@@ -161,6 +162,8 @@ class PostgreSQL:
         schema, dot, bare = table.rpartition(".")
         if not bare.isidentifier() or (dot and not schema.isidentifier()):
             raise UsageError(f"{scheme}: table is NAME or SCHEMA.NAME, not {table!r}")
+        if len(f"{bare}_runs".encode()) > LONGEST:
+            raise UsageError(f"{scheme}: table {bare!r} is too long: with _runs behind it, a name has at most {LONGEST} bytes")
         self.filled = {
             "schema": f'"{schema or "public"}"',
             "table": f'"{schema or "public"}"."{bare}"',

@@ -38,6 +38,7 @@ ADVICE = {
     "MOVED": CLUSTER, "ASK": CLUSTER, "CLUSTERDOWN": CLUSTER, "CROSSSLOT": CLUSTER, "TRYAGAIN": CLUSTER,
 }  # fmt: skip
 DEMOTED = ("READONLY", "MASTERDOWN")
+SENTINEL = "a Sentinel seems to answer here, which keeps no locks: name the primary that it watches, or an address that follows it"
 DENIALS = ("NOPERM", "NOAUTH", "WRONGPASS", "DENIED")
 
 
@@ -45,9 +46,7 @@ class Server:
     def __init__(self, target: Target, driver: bool = False) -> None:
         self.where, self._target = target.where, target
         self._long = driver or target.scheme in ("rediss", "valkeys") or not resp.AVAILABLE
-        self._found: list[
-            Address
-        ] = []  # asked for again, as a failover may change it, but a renewal must not fail because the name server does
+        self._found: list[Address] = []  # asked for again, since a failover may change it; kept, lest a renewal fail with the name server
         self._secret = ""
         self._link: Link | None = None
 
@@ -143,5 +142,5 @@ class Server:
         if code in DEMOTED:
             self.close()  # it would stay open, and the address may lead to the new primary by now
         kind = PermissionDenied if code in DENIALS or (login and code not in ADVICE) else BackendError
-        advice = ADVICE.get(code, "log-in refused" if login else "the server refused")
+        advice = SENTINEL if "unknown command 'SET'" in text else ADVICE.get(code, "log-in refused" if login else "the server refused")
         raise kind(f"{self.where}: {advice} (it said: {text})")
