@@ -60,7 +60,7 @@ CTL_EXITS = """
 | status | meaning |
 |---|---|
 | 0 | nothing to complain of; with `status NAME`: it is held |
-| 1, 2 | `check`: warnings, trouble; `status --max-age`: warning, critical; `release`: 1, nobody has it |
+| 1, 2 | `check`: warnings, trouble; `status --max-age`: warning, critical; `release`: 1, nobody has it, or the answer was no |
 | 3 | `status NAME`: it is free; `status --max-age`: the store could not be asked |
 | 64, 69, 70, 77, 78 | as cronlock(1) |
 """

@@ -6,12 +6,16 @@ import getpass
 import json
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from fixtures_store import until
 
 HERE = os.uname().nodename
+CRONLOCKCTL = str(Path(sys.executable).with_name("cronlockctl"))
 
 
 def outcomes(ctl, store, name="job"):
@@ -34,7 +38,21 @@ def test_the_holder_ends_as_lost_and_never_regains(ctl, holder, finish, store, t
 def test_it_asks_and_no_means_no(ctl, holder, store, tmp_path):
     process = holder("job")
     assert ctl("release", "job", stdin="n\n", backend=store).status == 1
-    assert ctl("release", "job", stdin="", backend=store).status not in (0, None)
+    answer = ctl("release", "job", stdin="", backend=store)
+    assert (answer.status, answer.err) == (64, "cronlockctl: nobody answered, so nothing was taken away: --yes does not ask\n")
+    (tmp_path / "go").touch()
+    assert process.end()[0] == 0
+
+
+@pytest.mark.parametrize("store", ["flock"], indirect=True)
+def test_ctrl_c_takes_nothing_away(holder, store, tmp_path):
+    process = holder("job")
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen([CRONLOCKCTL, "release", "job"], env=os.environ | {"CRONLOCK_BACKEND": store}, **pipes) as asked:
+        while asked.stdout.read(1) not in (b"]", b""):  # [y/N]
+            pass
+        asked.send_signal(signal.SIGINT)
+        assert (asked.wait(10), asked.stderr.read()) == (130, b"")
     (tmp_path / "go").touch()
     assert process.end()[0] == 0
 

@@ -182,9 +182,11 @@ def _json(value: Mapping[str, object]) -> None:
 
 
 def _confirmed(question: str) -> bool:
-    from click import confirm
-
-    return confirm(question)
+    try:
+        return input(f"{question} [y/N]: ").strip().lower() in ("y", "yes")
+    except EOFError:  # nobody is there, as in a crontab
+        print()
+        raise errors.UsageError("nobody answered, so nothing was taken away: --yes does not ask") from None
 
 
 JSON = Option("json", "flag", "for programs; docs/cronlockctl.md has the schema", "", False)
