@@ -142,6 +142,19 @@ def test_the_smallest_user_with_scripts_leaves_no_line_in_the_acl_log(
     assert redis_server.cli("KEYS", prefix + "*") == [f"{prefix}{name}\x1fstate"]
 
 
+def test_whoever_has_the_lock_now_is_named_without_the_token(opened: Callable[[str], Redis], redis_url: str, name: str) -> None:
+    one, two = opened(redis_url), opened(redis_url)
+    lease = held(one, name)
+    key = lock_of(redis_url, name)
+    two._server.plain([("DEL", key)], soon())
+    other = held(two, name)
+    with pytest.raises(LeaseLost, match=f"now holds another value .of pid {other.run.pid} on {other.run.host}.$"):
+        lease.renew(soon())
+    two._server.plain([("PERSIST", key)], soon())
+    with pytest.raises(ConfigError, match=f"has no expiry .of pid {other.run.pid} on"):
+        one.try_acquire(grant(name), soon())
+
+
 def test_a_user_without_scripts(
     opened: Callable[[str], Redis], user: Callable[..., tuple[str, str]], redis_server: RedisServer, name: str
 ) -> None:
@@ -463,7 +476,7 @@ def test_never_regained_from_somebody_else(opened: Callable[[str], Redis], redis
     mine = held(opened(redis_url), name)
     redis_server.cli("DEL", lock_of(redis_url, name))
     theirs = held(opened(redis_url), name)
-    with pytest.raises(LeaseLost, match=f"now holds another value \\(pid {os.getpid()} on ") as caught:
+    with pytest.raises(LeaseLost, match=f"now holds another value \\(of pid {os.getpid()} on ") as caught:
         mine.regain(soon())
     assert theirs.run.token not in str(caught.value)  # whoever has it has the lock
     theirs.release(finished(theirs), soon())

@@ -29,7 +29,8 @@ def test_the_holder_ends_as_lost_and_never_regains(ctl, holder, finish, store, t
     assert answer.out.startswith(f"job is held by {HERE}, pid {process.pid}, user ")
     assert "taken away" in answer.out
     status, _, err = process.end()
-    assert status == 76 and "lock lost" in err and "regained" not in err
+    assert status == 76 and "regained" not in err
+    assert f"taken away by {getpass.getuser()} on {HERE} (cronlockctl release); the command is stopped\n" in err
     assert outcomes(ctl, store) == ["lost"]
     assert finish("--wait", "10s", "job", "true", backend=store)[0] == 0
     assert outcomes(ctl, store) == ["lost", "ok"]

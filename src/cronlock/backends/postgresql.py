@@ -87,13 +87,16 @@ class PostgresLease:
             return (self._backend.row_name(self._name), session.pid, settings, again, self.run.token, self._ttl, *more)
 
         self.session, rows = self._backend.ask(self.session, statement, params, self._name, until)
-        got, ours = rows[0]
+        got, ours, stored = rows[0]
         if got == "t":  # if not: a dead connection of ours lingers, or a script has it. The row is the lease; asked for again next time
             self.session.key = self._name
         if self._alone or ours != "t":
             self.session.close()
             self.session = None
         if ours != "t":
+            other = _run(stored)
+            if other and other.outcome == "released":
+                raise LeaseLost(f"{self._backend.where}: taken away by {other.user} on {other.host} (cronlockctl release)")
             raise LeaseLost(f"{self._backend.where}: the lock {self._name!r} is no longer ours")
 
     def release(self, run: Run, until: float) -> None:

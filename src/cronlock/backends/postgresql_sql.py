@@ -89,13 +89,16 @@ ADVISORY = "".join((HEAD, TRY, " select got, direct, (extract(epoch from now) * 
 KEEP = """
 l as materialized (select case when $4::bool and direct then pg_try_advisory_lock({key}) end as got from n, s),
 u as (update {table} c set expires = clock_timestamp() + $6::float8 * interval '1s'"""
+# Whose the row is, where it is not mine any more
+KEPT = """
+select l.got, u.ours, case when u.ours is null then (select run from {table} where name = $1) end from l left join u on true"""
 RENEW = "".join(
     (
         HEAD,
         KEEP,
         """
-    where name = $1 and token = $5 and expires > clock_timestamp() returning 1)
-select l.got, exists(select from u) from l""",
+    where name = $1 and token = $5 and expires > clock_timestamp() returning true as ours)""",
+        KEPT,
     )
 )
 # $7 the token this grant replaced, $8 run, $9 fence
@@ -108,8 +111,8 @@ REGAIN = "".join(
         claims = case when $8::jsonb ? 'label' and not claims @> jsonb_build_array(jsonb_build_object('token', $5))
             then claims || $8::jsonb else claims end
     where name = $1 and version <= 1 and (token = $5 and not run ? 'outcome'
-            or token = $7 and expires <= clock_timestamp()) returning 1)
-select l.got, exists(select from u) from l""",
+            or token = $7 and expires <= clock_timestamp()) returning true as ours)""",
+        KEPT,
     )
 )
 # The last grant's end, into the claims and the history, as parts of the statements below

@@ -357,6 +357,9 @@ class RedisLease:
     def _expect_held(self, answer: list[Any]) -> None:
         if answer[0] != b"held":
             at = answer[1] if len(answer) > 1 and isinstance(answer[1], bytes) else None
+            other = _holder(at, None)
+            if other and other.outcome == "released":
+                raise LeaseLost(f"{self._backend.where}: taken away by {other.user} on {other.host} (cronlockctl release)")
             why = f"now holds another value{_said(at)}" if at else "is gone (run out, evicted, deleted, or the server lost its data)"
             raise LeaseLost(f"{self._backend.where}: key {_shown(self._keys[0])} {why}")
 
@@ -402,10 +405,11 @@ def _printable(value: bytes) -> str:
 
 
 def _said(value: bytes | None) -> str:
-    """Of a key that is not ours: what another program wrote, or who holds it. A token, which is as good as the lock, is not printed."""
-    if (run := _holder(value, None)) and run.outcome == "released":
-        return f": taken away by {run.user} on {run.host} (cronlockctl release)"
-    return f" ({f'pid {run.pid} on {run.host}' if run else _printable(value)})" if value else ""
+    """What stands there; of a grant of ours who has it, for whoever knows its token can let the lock go."""
+    run = _holder(value, None)
+    if run:
+        return f" (of pid {run.pid} on {run.host})"
+    return f" ({_printable(value)})" if value else ""
 
 
 def _quoted(text: str) -> str:
