@@ -41,6 +41,8 @@ def test_it_asks_and_no_means_no(ctl, holder, store, tmp_path):
     assert ctl("release", "job", stdin="n\n", backend=store).status == 1
     answer = ctl("release", "job", stdin="", backend=store)
     assert (answer.status, answer.err) == (64, "cronlockctl: nobody answered, so nothing was taken away: --yes does not ask\n")
+    closed = ["sh", "-c", f"{CRONLOCKCTL} release job <&-"]
+    assert subprocess.run(closed, env=os.environ | {"CRONLOCK_BACKEND": store}, capture_output=True).returncode == 64
     (tmp_path / "go").touch()
     assert process.end()[0] == 0
 

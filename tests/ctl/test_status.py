@@ -8,7 +8,10 @@ import pty
 import re
 import resource
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -20,6 +23,19 @@ from cronlock.usual import Usual, doubles, usual
 from pages import ROOT
 
 HERE = os.uname().nodename
+CRONLOCKCTL = str(Path(sys.executable).with_name("cronlockctl"))
+
+
+@pytest.fixture
+def shell():
+    """shell(line, store): the line, run by a shell that finds cronlockctl."""
+
+    def run(line, store):
+        env = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+        env |= {"CRONLOCK_BACKEND": store, "PATH": f"{Path(CRONLOCKCTL).parent}:{os.environ['PATH']}"}
+        return subprocess.run(["sh", "-c", line], env=env, capture_output=True, text=True, timeout=60)
+
+    return run
 
 
 def run(**kw):
@@ -191,6 +207,26 @@ def test_an_empty_store(ctl, store):
     assert ctl("status", backend=store)[:2] == (0, "no lock has been used here yet\n")
     assert ctl("history", "job", backend=store)[:2] == (0, "no run has been recorded here yet\n")
     assert ctl("metrics", backend=store).status == 0
+
+
+@pytest.mark.parametrize("store", ["flock"], indirect=True)
+def test_a_full_disk_is_no_success_and_no_output_no_defect(past, store, shell):
+    """As in `cronlockctl metrics > file && mv file …`: the old file must stay."""
+    past("job")
+    for verb in ("status", "status job", "status --json", "history job", "key job", "metrics", "check"):
+        full = shell(f"cronlockctl {verb} >/dev/full", store)
+        assert (full.returncode, full.stderr) == (69, "cronlockctl: can't write the answer: No space left on device\n"), verb
+        closed = shell(f"cronlockctl {verb} >&-", store)
+        assert (closed.returncode, closed.stderr) == (3 if verb == "status job" else 0, ""), verb
+    assert shell("cronlockctl metrics | true", store).stderr == ""
+
+
+@pytest.mark.parametrize("store", ["flock"], indirect=True)
+def test_letters_that_the_terminal_has_not(ctl, past, store):
+    past("ü日本")
+    env = {"PYTHONUTF8": "0", "PYTHONIOENCODING": "latin-1:strict"}
+    done = subprocess.run([CRONLOCKCTL, "status"], env=os.environ | env | {"CRONLOCK_BACKEND": store}, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"") and b"\xfc\\u65e5\\u672c" in done.stdout
 
 
 def test_less_than_two_lock_attempts(ctl, finish, store):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from io import TextIOWrapper
 
 from cronlock import clock, errors, exits, observers
 from cronlock.arguments import plain
@@ -35,6 +36,9 @@ class Verb(Value):
 
 def main() -> NoReturn:
     """The console script."""
+    sys.stdout = sys.stdout or os.fdopen(nothing(), "w")  # None when the caller closed it
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":  # a NAME may have letters that a latin-1 terminal has not
+        sys.stdout.reconfigure(errors="backslashreplace")
     code = start(sys.argv[1:])
     with suppress(OSError, ValueError):
         sys.stdout.flush()
@@ -115,15 +119,15 @@ def _status(stores: Stores, name: str, json: bool = False, max_age: float | None
     except (errors.BackendError, errors.PermissionDenied, errors.ConfigError) as error:
         if max_age is None:
             raise
-        print(f"UNKNOWN: {error}")
+        _print(f"UNKNOWN: {error}")
         return UNKNOWN
     code, lines = status.verdict(found, max_age) if max_age is not None else (0, [])
     if json:
         _json(status.as_json(backend, found))
     elif lines:
-        print("\n".join(lines))
+        _print("\n".join(lines))
     else:
-        print(status.page(found[0]) if name else status.table(found))
+        _print(status.page(found[0]) if name else status.table(found))
     if max_age is None and name and found[0].state == "free":
         return status.FREE
     return code
@@ -135,19 +139,19 @@ def _history(stores: Stores, name: str, json: bool = False) -> int:
     if json:
         _json(history.as_json(backend, name, runs))
     else:
-        print(history.table(runs))
+        _print(history.table(runs))
     return 0
 
 
 def _release(stores: Stores, name: str, yes: bool = False) -> int:
     backend = stores.open(name)
     run, text = release.holder(backend, name)
-    print(text)
+    _print(text)
     if run is None:
         return 1
     if not yes and not _confirmed("Take it away? Its command will be stopped."):
         return 1
-    print(release.release(backend, name, run))
+    _print(release.release(backend, name, run))
     return 0
 
 
@@ -159,32 +163,42 @@ def _check(stores: Stores, _name: str, json: bool = False) -> int:
     if json:
         _json(check.as_json(backend, found))
     else:
-        print(check.table(backend, found))
+        _print(check.table(backend, found))
     return check.status(found)
 
 
 def _key(stores: Stores, name: str) -> int:
-    print(key.text(stores.open(name), name))
+    _print(key.text(stores.open(name), name))
     return 0
 
 
 def _metrics(stores: Stores, _name: str) -> int:
     backend = stores.open()
     names = sorted(backend.names(clock.now() + backend.timeout))
-    print(metrics.text([status.look(backend, name) for name in names]))
+    _print(metrics.text([status.look(backend, name) for name in names]))
     return 0
+
+
+def _print(text: str) -> None:
+    """At once, or a disk that is full would be a success that says nothing: `metrics > file && mv file …`."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise errors.BackendError(f"can't write the answer: {error.strerror}") from None
 
 
 def _json(value: Mapping[str, object]) -> None:
     from json import dumps
 
-    print(dumps(value, indent=2))
+    _print(dumps(value, indent=2))
 
 
 def _confirmed(question: str) -> bool:
     try:
         return input(f"{question} [y/N]: ").strip().lower() in ("y", "yes")
-    except EOFError:  # nobody is there, as in a crontab
+    except (EOFError, RuntimeError):  # nobody is there, as in a crontab; RuntimeError: it is closed
         print()
         raise errors.UsageError("nobody answered, so nothing was taken away: --yes does not ask") from None
 
