@@ -11,6 +11,7 @@ import subprocess
 import psycopg
 import pytest
 
+from cronlock.backends import files_check
 from fixtures_postgresql import Postgres
 from fixtures_store import Listener
 from shell import cronlock
@@ -196,6 +197,16 @@ def test_the_modes_of_a_directory(check, tmp_path):
         assert found["directory"][0] == level, found
         assert found["locks"][0] == "ok"
         assert list(place.iterdir()) == []
+
+
+def test_a_directory_that_is_not_there(check, finish, tmp_path):
+    """What check says is what a run does."""
+    for url, level, status in ((f"flock://{tmp_path}/new", "ok", 0), (f"flock://{tmp_path}/nosuch/new", "trouble", 78)):
+        found = check(url)[1]
+        assert found["directory"][0] == level, found
+        assert finish("-b", url, "job", "true")[0] == status
+    (*_, found) = files_check.directory(f"{tmp_path}/a/b", bool, parents=True)  # the default directory
+    assert found.level == "ok"
 
 
 def test_a_directory_in_memory(check):

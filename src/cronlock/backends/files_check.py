@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 FULL = 1 << 20  # bytes and, in hundreds, files: less is no room for states and histories
 
 
-def directory(path: str, locked: Callable[[int], bool]) -> Iterator[Finding]:
-    """Touches it, and makes and removes one file of its own there. `locked`: tries to lock a descriptor, as a run does."""
+def directory(path: str, locked: Callable[[int], bool], *, parents: bool) -> Iterator[Finding]:
+    """Touches it, and makes and removes one file of its own there. `locked`: tries to lock a descriptor, as a run does.
+    `parents`: a run would make all of it, not the last part alone."""
     there = path
     while not os.path.exists(there) and there != "/":
         there = os.path.dirname(there)
@@ -31,7 +32,11 @@ def directory(path: str, locked: Callable[[int], bool]) -> Iterator[Finding]:
         yield Finding("trouble", "directory", f"{there} is not a directory", "give another one")
         return
     if there != path:
-        if os.access(there, os.W_OK | os.X_OK):
+        if not parents and there != os.path.dirname(path):
+            yield Finding(
+                "trouble", "directory", f"{os.path.dirname(path)} is not there, and a run makes no more than {path} in it", "make it"
+            )
+        elif os.access(there, os.W_OK | os.X_OK):
             yield Finding("ok", "directory", f"{path} is not there yet; the first run makes it")
         else:
             yield Finding("trouble", "directory", f"{path} is not there, and uid {os.geteuid()} may not make it", "make it")

@@ -169,7 +169,7 @@ class FlockBackend:
     def check(self, until: float) -> Iterable[Finding]:
         from cronlock.backends import files_check
 
-        return files_check.directory(self.directory, _locked)
+        return files_check.directory(self.directory, _locked, parents=self.made_by_us)
 
     def key(self, name: str) -> str:
         return "flock -n " + _quoted(self._place(name).path) + " COMMAND"
