@@ -80,3 +80,11 @@ def test_by_example(argv, name, options, monkeypatch):
 )
 def test_what_is_left_to_click(argv):
     assert read(argv) is None
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "n" * 201])
+def test_a_name_that_cronlock_would_not_take(name, monkeypatch):
+    """As "$JOB" in a script where it is not set: `status ""` is not `status`."""
+    with pytest.raises(UsageError, match="the lock NAME"):
+        read(["status", name])
+    assert "the lock NAME" in by_click(["status", "--", name], monkeypatch)

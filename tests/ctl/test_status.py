@@ -112,6 +112,13 @@ def test_max_age_of_a_store_that_is_away_is_unknown(ctl):
     assert answer.status == 3 and answer.out.startswith("UNKNOWN: redis://127.0.0.1:1")
 
 
+def test_max_age_with_a_wrong_config_is_unknown(ctl, tmp_path):
+    (tmp_path / "wrong.toml").write_text("ttl = 1\n")
+    for where in (("--config", f"{tmp_path}/wrong.toml"), ("--config", "/nosuch"), ("-b", "nosuch")):
+        answer = ctl(*where, "status", "job", "--max-age", "1h")
+        assert answer.status == 3 and answer.out.startswith("UNKNOWN: ") and not answer.err, answer
+
+
 def test_what_is_overdue_stands_out(store, past):
     for _ in range(5):
         past("job", took=10)

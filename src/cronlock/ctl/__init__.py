@@ -7,7 +7,7 @@ import sys
 from io import TextIOWrapper
 
 from cronlock import clock, errors, exits, observers
-from cronlock.arguments import plain
+from cronlock.arguments import check_name, plain
 from cronlock.config import settle
 from cronlock.ctl import history, key, metrics, release, status
 from cronlock.lean import nothing, suppress
@@ -83,6 +83,8 @@ def read(argv: Sequence[str]) -> tuple[Verb, Mapping[str, Any], str, Mapping[str
         rest = inner[1][1:]
     if len(names) > bool(verb.name) or (verb.name == "needed" and not names):
         return None
+    for name in names:
+        check_name(name)
     return verb, outer[0], names[0] if names else "", options
 
 
@@ -112,11 +114,11 @@ class Stores:
 
 
 def _status(stores: Stores, name: str, json: bool = False, max_age: float | None = None) -> int:
-    backend = stores.open(name)
     try:
+        backend = stores.open(name)
         names = [name] if name else sorted(backend.names(clock.now() + backend.timeout))
         found = [status.look(backend, one) for one in names]
-    except (errors.BackendError, errors.PermissionDenied, errors.ConfigError) as error:
+    except errors.CronlockError as error:  # a wrong config too: a monitor shows what is on stdout, and knows 0 to 3
         if max_age is None:
             raise
         _print(f"UNKNOWN: {error}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from cronlock import __version__, exits, manual, observers
+from cronlock.arguments import check_name
 from cronlock.ctl import VERBS, WHERE, Verb, call
 
 TYPE_CHECKING = False
@@ -31,6 +32,8 @@ def complete(context: click.Context, _parameter: click.Parameter, incomplete: st
 
 def _command(name: str, verb: Verb) -> click.Command:
     def run(name: str | None = None, **options: Any) -> int:
+        if name is not None:
+            check_name(name)
         asked = {key: value for key, value in options.items() if value is not None}
         return call(verb, click.get_current_context().find_root().obj, name or "", asked)
 
