@@ -19,7 +19,7 @@ METRICS = {
     "cronlock_held": "1 while this host holds the lock; 0 with an empty host while nobody does.",
     "cronlock_held_seconds": "For how long the holder has had it.",
     "cronlock_ttl_left_seconds": "Until the lock runs out unless it is renewed.",
-    "cronlock_usual_duration_seconds": "Median duration of the runs that ended ok, of all hosts (host is empty).",
+    "cronlock_usual_duration_seconds": "Median duration of the runs that ended ok (if none did: failed), of all hosts (host is empty).",
 }
 
 
@@ -72,5 +72,6 @@ def _line(metric: str, labels: tuple[str, ...], value: float) -> str:
 
 
 def _escaped(text: str) -> str:
-    shown = text.encode("utf-8", "replace").decode()  # an undecodable byte of a NAME would make the whole page unreadable
+    # an undecodable byte of a NAME would make the whole page unreadable, and so would two names that become the same
+    shown = text.encode("utf-8", "backslashreplace").decode()
     return shown.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
