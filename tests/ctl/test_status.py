@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from cronlock.ctl import history, metrics, status
+from cronlock.ctl import history, metrics, status, table
 from cronlock.ctl.status import Facts
 from cronlock.model import Run, Status
 from cronlock.usual import Usual, doubles, usual
@@ -171,6 +171,35 @@ def test_eighty_columns_and_no_escapes():
     for text in (status.table([one, nasty]), status.page(one), history.table([long, long.but(run_id="2", host="b", status=None)])):
         assert max(map(len, text.splitlines())) <= 80, text
         assert "\x1b" not in text
+
+
+def test_columns_line_up_whatever_a_name_is_written_in():
+    job = Facts("job", "free", 5e6, None, None, None, None, False, (run(outcome="ok", end=1001.0),))
+    names = ("job", "日本語のジョブ" * 20, "🎉 party", "e\u0301te\u0301")
+    lines = status.table([job.but(name=name) for name in names]).splitlines()
+    assert [table.wide(line[: line.index("  free")]) for line in lines[1:]] == [table.wide(lines[0][: lines[0].index("  STATE")])] * 4
+    assert table.wide("日本e\u0301") == 5 and max(map(table.wide, lines)) <= 80
+    assert table.wide(status.page(job.but(name=names[1])).splitlines()[0]) <= 80
+
+
+def test_who_took_it_away_is_not_its_holder():
+    by = run(outcome="released", end=1000.0)
+    lines = status.table([Facts("job", "released", 1005.0, by, 9.0, None, None, False, ())]).splitlines()
+    assert lines[1].split() == ["job", "released", "9s"]
+
+
+def test_kept_until():
+    one = Facts("job", "kept", 5.0, None, 5.0, 10.0, None, False, ())
+    assert "\n  kept      until 1970-01-01 00:00:10+0000 (--min-hold)\n" in status.page(one)
+
+
+def test_names_that_nobody_can_decode_stay_apart_in_the_metrics():
+    free = Facts("", "free", 5.0, None, None, None, None, False, ())
+    lines = metrics.text([free.but(name=name) for name in ("\udcfe", "\udcff")]).splitlines()
+    assert [line for line in lines if line.startswith("cronlock_held{")] == [
+        r'cronlock_held{name="\\udcfe",host=""} 0.0',
+        r'cronlock_held{name="\\udcff",host=""} 0.0',
+    ]
 
 
 @pytest.mark.parametrize(

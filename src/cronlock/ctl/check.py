@@ -7,7 +7,7 @@ import select
 
 from cronlock import clock, durations, errors, exits
 from cronlock.config import has_password, load, settle
-from cronlock.ctl.table import WIDTH, fancy, paint, printable
+from cronlock.ctl.table import WIDTH, fancy, paint, printable, wide
 from cronlock.ctl.ttl import lease
 from cronlock.heartbeat_url import parse
 from cronlock.lean import nothing, signal, suppress
@@ -164,7 +164,7 @@ def _folded(text: str, indent: int) -> str:
     """At most WIDTH wide; a word that is longer stays whole, it may be something to paste."""
     lines, room = [""], WIDTH - indent
     for word in printable(text).split(" "):
-        if lines[-1] and len(lines[-1]) + 1 + len(word) > room:
+        if lines[-1] and wide(lines[-1]) + 1 + wide(word) > room:
             lines.append("")
         lines[-1] += (" " if lines[-1] else "") + word
     return f"\n{' ' * indent}".join(lines)

@@ -81,7 +81,7 @@ def table(found: Sequence[Facts]) -> str:
 
 
 def _row(one: Facts) -> Row:
-    run, known = one.holder, one.usual
+    run, known = one.holder if one.state == "held" else None, one.usual
     holder = f"{run.host}:{run.pid}" if run else "?" if one.state == "held" else ""
     held = span(one.now - run.start) if run else ""
     usually = f"{span(known.median)}/{span(known.p95)}" if known else ""
@@ -111,7 +111,7 @@ def page(one: Facts) -> str:
     if one.ttl_left is not None and one.state != "kept":
         say("ttl left", span(one.ttl_left))
     if one.kept_until:
-        say("kept until", f"{clock.stamp(one.kept_until)} (--min-hold)")
+        say("kept", f"until {clock.stamp(one.kept_until)} (--min-hold)")
     for what, last in (("last run", one.last), ("last ok", one.last_ok)):
         if last and (what == "last run" or last is not one.last):
             say(what, f"{ended(last)} on {last.host}, {clock.stamp(last.start)}, took {took(last)}")
@@ -129,7 +129,7 @@ def took(run: Run) -> str:
 
 
 def as_json(backend: Backend, found: Sequence[Facts]) -> dict[str, object]:
-    """docs/monitoring.md has the schema."""
+    """docs/cronlockctl.md has the schema."""
     return {"v": SCHEMA, "store": backend.where, "locks": [_plain(one) for one in found]}
 
 

@@ -30,7 +30,7 @@ class Row(tuple[str, ...]):
 def columns(heads: Sequence[str], rows: Sequence[Row], *, elastic: Sequence[str] = (), painted: str = "") -> str:
     """`elastic`: the columns that give way, the widest first, if the line would be too long. `painted`: the one that is coloured."""
     shown = [Row(heads), *rows]
-    widths = [max(len(row[i]) for row in shown) for i in range(len(heads))]
+    widths = [max(wide(row[i]) for row in shown) for i in range(len(heads))]
     gives = [i for i, head in enumerate(heads) if head in elastic]
     while sum(widths) + len(GAP) * (len(widths) - 1) > WIDTH and gives:
         widest = max(gives, key=lambda i: widths[i])
@@ -41,7 +41,8 @@ def columns(heads: Sequence[str], rows: Sequence[Row], *, elastic: Sequence[str]
 
 
 def _line(row: Row, widths: Sequence[int], painted: int) -> str:
-    cells = [cut(cell, width).ljust(width) for cell, width in zip(row, widths, strict=True)]
+    fitting = [(cut(cell, width), width) for cell, width in zip(row, widths, strict=True)]
+    cells = [cell + " " * (width - wide(cell)) for cell, width in fitting]
     last = max((i for i, cell in enumerate(row) if cell), default=0)
     cells = cells[: last + 1]
     cells[last] = cells[last].rstrip()
@@ -68,8 +69,21 @@ def fancy(text: str, plain: str) -> str:
     return text
 
 
+def wide(text: str) -> int:
+    """Columns on a terminal: Chinese, Japanese, Korean and emoji take two, combining marks none."""
+    if text.isascii():
+        return len(text)
+    from unicodedata import category, east_asian_width
+
+    return sum(0 if category(c) in ("Mn", "Me") else 2 if east_asian_width(c) in "WF" else 1 for c in text)
+
+
 def cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + fancy("…", "~")
+    if wide(text) <= width:
+        return text
+    while wide(text) >= width:
+        text = text[:-1]
+    return text + fancy("…", "~")
 
 
 def printable(text: str) -> str:
