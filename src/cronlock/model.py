@@ -74,7 +74,7 @@ class Run(Value):
     pid: int
     user: str
     command: str
-    start: float
+    start: float  # when it got the lock: what it waited before is no part of it
     label: str = ""  # the period it was started for, see periods.py
     fence: int = 0
     outcome: str = ""  # empty while nobody has seen its end

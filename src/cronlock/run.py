@@ -86,6 +86,7 @@ def acquire(job: Job, grant: Grant, backend: Backend, signals: Signals, observe:
     first: float | None = None  # before the first try that got no answer: it may have got the lock all the same, and a later one meets it
     while True:
         asked = clock.now()
+        grant = grant.but(run=grant.run.but(start=clock.wall()))  # what it takes, and whether that is usual, counts no waiting
         try:
             with signals.interruptible():
                 answer = backend.try_acquire(grant, asked + backend.timeout * (1 - CLEAN_UP))

@@ -20,6 +20,7 @@ from cronlock.ctl import history, metrics, status, table
 from cronlock.ctl.status import Facts
 from cronlock.model import Run, Status
 from cronlock.usual import Usual, doubles, usual
+from fixtures_store import until
 from pages import ROOT
 
 HERE = os.uname().nodename
@@ -76,6 +77,23 @@ def test_free_and_held_are_told_by_status(ctl, past, holder, store, tmp_path):
     (tmp_path / "go").touch()
     process.end()
     assert ctl("status", "job", backend=store).status == 3
+
+
+def test_waiting_is_no_part_of_a_run(ctl, holder, start, store, tmp_path):
+    """Or a queue of waiters looks overdue, and what is usual grows with it."""
+    process, began = holder("job"), time.time()
+    waiter = start("--wait", "60s", "job", "sh", "-c", 'touch "$T/second"; until [ -e "$T/out" ]; do sleep 0.05; done', backend=store)
+    until(lambda: time.time() > began + 2)
+    let_go = time.time()
+    (tmp_path / "go").touch()
+    assert process.end()[0] == 0
+    until((tmp_path / "second").exists)
+    (lock,) = json.loads(ctl("status", "job", "--json", backend=store).out)["locks"]
+    assert lock["holder"]["start"] > let_go - 0.5 and lock["held_for"] < time.time() - let_go + 0.5
+    (tmp_path / "out").touch()
+    assert waiter.end()[0] == 0
+    last = json.loads(ctl("history", "job", "--json", backend=store).out)["runs"][-1]
+    assert last["start"] > let_go - 0.5 and last["duration"] < time.time() - let_go + 0.5
 
 
 def test_json_has_what_the_page_says(ctl, past, holder, store, tmp_path):
