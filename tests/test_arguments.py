@@ -96,3 +96,9 @@ def test_by_example(argv, options, words):
 )
 def test_what_is_left_to_click(argv):
     assert plain(argv) is None
+
+
+def test_an_option_behind_the_name_is_the_commands_name(finish, tmp_path):
+    """As with flock, env or nice; who finds no such program hears why it was looked for."""
+    status, _, err = finish("job", "-w", "3", "true", backend=f"flock://{tmp_path}/locks")
+    assert (status, err) == (127, "cronlock: -w: command not found: options stand before the lock's NAME\n")

@@ -468,5 +468,7 @@ def cannot_start(argv: tuple[str, ...], environ: Mapping[str, str], code: int) -
         if "/" in argv[0]:
             why = "it exists, but the interpreter in its first line does not" if os.path.exists(argv[0]) else "no such file"
             return CommandError(f"{argv[0]}: {why}", 127)
+        if argv[0].startswith("-"):
+            return CommandError(f"{argv[0]}: command not found: options stand before the lock's NAME", 127)
         return CommandError(f"{argv[0]}: command not found in PATH={search_path(environ)} (cron's PATH is short: give the whole path)", 127)
     return CommandError(f"{argv[0]}: cannot be executed: {os.strerror(code)}", 126)
