@@ -39,7 +39,7 @@ def main() -> int:
     backends = args.backend or sorted(STORES)
     with ThreadPoolExecutor(len(backends)) as pool:
         results = list(pool.map(one, backends))
-    text = report(results, "python -m chaos " + shlex.join(sys.argv[1:]))
+    text = report(results, "cd tests; python -m chaos " + shlex.join(sys.argv[1:]))
     print(text)
     if args.report:
         args.report.write_text(text)
