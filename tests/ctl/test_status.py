@@ -22,6 +22,7 @@ from cronlock.model import Run, Status
 from cronlock.usual import Usual, doubles, usual
 from fixtures_store import until
 from pages import ROOT
+from shell import Shell, need_root
 
 HERE = os.uname().nodename
 CRONLOCKCTL = str(Path(sys.executable).with_name("cronlockctl"))
@@ -135,6 +136,17 @@ def test_max_age_with_a_wrong_config_is_unknown(ctl, tmp_path):
     for where in (("--config", f"{tmp_path}/wrong.toml"), ("--config", "/nosuch"), ("-b", "nosuch")):
         answer = ctl(*where, "status", "job", "--max-age", "1h")
         assert answer.status == 3 and answer.out.startswith("UNKNOWN: ") and not answer.err, answer
+
+
+def test_a_directory_that_is_somebody_elses():
+    """A monitor's user, and root's locks."""
+    need_root()
+    with Shell() as sh:
+        sh.run("cronlock job true; chmod 700 $T/locks")
+        verbs = ("status", "status job", "history job", "metrics", "status --max-age 1h", "status job --max-age 1h")
+        done = sh.run("\n".join(f"cronlockctl {verb}; echo '{verb}='$?" for verb in verbs), nobody=True)
+    assert [done[verb] for verb in verbs] == ["77"] * 4 + ["3"] * 2
+    assert done.out.count("UNKNOWN: ") == 2 and done.err.count("permission denied for uid 65534") == 4, done
 
 
 def test_what_is_overdue_stands_out(store, past):

@@ -142,13 +142,23 @@ class FlockBackend:
         return Status(name, held=held, run=run, held_until=known.held)
 
     def names(self, until: float) -> Iterator[str]:
-        with suppress(FileNotFoundError):
-            for entry in sorted(os.listdir(self.directory)):
-                if entry.endswith(".lock") and entry.startswith(self.prefix):
-                    yield entry[len(self.prefix) : -len(".lock")]
+        try:
+            entries = sorted(os.listdir(self.directory))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise lock_error(error, self.directory) from None
+        for entry in entries:
+            if entry.endswith(".lock") and entry.startswith(self.prefix):
+                yield entry[len(self.prefix) : -len(".lock")]
 
     def history(self, name: str, until: float) -> Sequence[Run]:
-        return [run for line in _lines(self._place(name).runs_path) if (run := _run_or_none(line))][-state.KEEP :]
+        path = self._place(name).runs_path
+        try:
+            lines = _lines(path)
+        except OSError as error:
+            raise lock_error(error, path) from None
+        return [run for line in lines if (run := _run_or_none(line))][-state.KEEP :]
 
     def seize(self, name: str, lost: Run, by: Run, until: float) -> None:
         """Only on record, where the holder finds it within a second: the kernel's lock is nobody's but its own to give."""
@@ -501,7 +511,7 @@ def _lines(path: str) -> list[bytes]:
     try:
         with open(path, "rb", opener=_itself) as file:
             return (file.read() or b"").splitlines()
-    except OSError:
+    except FileNotFoundError:
         return []
 
 
