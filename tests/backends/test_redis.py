@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import uuid
@@ -24,6 +25,7 @@ from cronlock.model import Busy, Done
 from cronlock.protocol import Lease
 from cronlock.testing import BackendContract, finished, grant, held, poll, soon
 from fixtures_redis import Proxy, RedisServer, free_port
+from pages import ROOT
 
 O45 = ("-@all", "+set", "+get", "+del", "+pexpire", "+eval", "+evalsha", "+ping")
 BARE = ("-@all", "+set", "+get", "+del", "+pexpire", "+ping")
@@ -153,6 +155,23 @@ def test_whoever_has_the_lock_now_is_named_without_the_token(opened: Callable[[s
     two._server.plain([("PERSIST", key)], soon())
     with pytest.raises(ConfigError, match=f"has no expiry .of pid {other.run.pid} on"):
         one.try_acquire(grant(name), soon())
+
+
+def test_the_users_of_the_docs(opened: Callable[[str], Redis], user: Callable[..., tuple[str, str]], name: str) -> None:
+    """One for jobs, and with a few rights more one for operators."""
+    page = (ROOT / "docs/backends.md").read_text()
+    jobs = [word for word in page.partition("ACL SETUSER cron ")[2].splitlines()[0].split() if word.startswith("+")]
+    more = page.partition("an operator's user, who has\n`")[2].partition("`")[0].split()
+    (job, _), (operator, _) = user("-@all", "allchannels", *jobs), user("-@all", "allchannels", *jobs, *more)
+    theirs = opened(job)
+    lease = held(theirs, name)
+    with pytest.raises(PermissionDenied, match=re.escape(" ".join(more))):
+        theirs.seize(name, finished(lease, "lost"), finished(lease, "released"), soon())
+    ours = opened(operator)
+    lease = held(ours, name)
+    ours.seize(name, finished(lease, "lost"), grant(name).run.but(outcome="released"), soon())
+    with pytest.raises(LeaseLost, match="cronlockctl release"):
+        lease.renew(soon())
 
 
 def test_a_user_without_scripts(

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
     Link = resp.Wire | Driver
 
-MINIMAL = "~PREFIX* +set +get +del +pexpire +eval (docs: also +time +pttl +rpush +ltrim +lrange +publish +subscribe +scan)"
+MINIMAL = (
+    "~PREFIX* +set +get +del +pexpire +eval (docs: also +time +pttl +rpush +ltrim +lrange +publish +subscribe +scan; "
+    "cronlockctl release: +watch +unwatch +multi +exec)"
+)
 CLUSTER = "a Redis Cluster answers here, which cronlock does not route: name a server that is not part of one"
 ADVICE = {
     "READONLY": "this server is a replica: name the primary, or an address that follows it",
