@@ -196,3 +196,12 @@ def test_a_store_that_does_not_answer_keeps_nobody_waiting(home):
         done = subprocess.run([os.path.dirname(sys.executable) + "/cronlock"], env=environ, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "\n", "")
     assert time.monotonic() - start < 5
+
+
+def test_a_name_that_no_terminal_can_show_does_not_stop_the_others(home, tmp_path):
+    for name in ("job", "\udcff"):
+        (tmp_path / f"{name}.lock").touch()
+    asking = {"_CRONLOCK_COMPLETE": "bash_complete", "COMP_WORDS": "cronlock ", "COMP_CWORD": "1"}
+    environ = {**home, **asking, "CRONLOCK_BACKEND": f"flock://{tmp_path}", "PYTHONIOENCODING": "utf-8:strict"}
+    done = subprocess.run([os.path.dirname(sys.executable) + "/cronlock"], env=environ, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("plain,job\n", "")

@@ -74,7 +74,7 @@ def names(given: Mapping[str, Any], incomplete: str) -> list[str]:
         backend = open_backend(values["backend"])
         found.update(backend.names(clock.now() + min(1.0, backend.timeout)))
         backend.close()
-    return sorted(name for name in found if name.startswith(incomplete))
+    return sorted(name for name in found if name.startswith(incomplete) and name.isprintable())  # one that is not would stop them all
 
 
 class _Kind(click.ParamType):  # type: ignore[type-arg] # generic since click 8.4 only
