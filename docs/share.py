@@ -169,6 +169,7 @@ def kind(one: Option) -> str:
         "flag": "true | false",
         "words": f'["{one.metavar}", …]',
         "duration": '"DURATION" | seconds',
+        "period": '"DURATION" | seconds',
         "wait": '"DURATION" | seconds',
         "status": "N",
     }

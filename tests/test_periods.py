@@ -9,7 +9,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cronlock.errors import UsageError
 from cronlock.periods import DAY, HOUR, check, period_of
 
 SUB_HOUR = [1, 5, 60, 300, 600, 900, 1800, 3600]
@@ -36,7 +35,7 @@ def test_what_tiles_is_a_period(seconds: int) -> None:
 
 @pytest.mark.parametrize("seconds", [0, 0.5, 420, 5 * HOUR, 25 * HOUR, 1.5 * DAY, 61])
 def test_what_does_not_tile_is_refused_with_the_reason(seconds: float) -> None:
-    with pytest.raises(UsageError, match="divide an hour"):
+    with pytest.raises(ValueError, match="divide an hour"):
         check(seconds)
 
 

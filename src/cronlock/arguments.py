@@ -124,13 +124,12 @@ def understand(values: Mapping[str, Any], words: Sequence[str], environ: Mapping
 
 def _period(values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
     """What --once-per and its companions mean for this start, by this host's clock now: before jitter, delay and waiting."""
-    once_per, prefer = values["once_per"], values["prefer"]
-    if once_per is None:
+    seconds, prefer = values["once_per"], values["prefer"]
+    if seconds is None:
         for key in ("retry_failed", "prefer"):
             if values[key]:
                 raise errors.UsageError(f"--{key.replace('_', '-')} needs --once-per: without a period there is nothing to hold it against")
         return {}
-    seconds = periods.check(once_per)
     if values["no_fork"]:
         raise errors.UsageError("-F leaves no cronlock to see to --once-per: drop one of the two")
     standby = 0.0

@@ -118,7 +118,7 @@ def _read(path: str, *, needed: bool) -> dict[str, Any]:
             f"{path} can't be read by uid {os.geteuid()}: chgrp and chmod 640 it, or name another with --config"
         ) from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"the config {path}: {error}") from None
+        raise ConfigError(f"the config {path}: {getattr(error, 'strerror', None) or error}") from None
     import tomllib  # a machine without a config does not pay for it
 
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cronlock import durations
+from cronlock import durations, periods
 from cronlock.errors import UsageError
 from cronlock.model import Value
 
@@ -42,7 +42,7 @@ OPTIONS = (
     Option("command", "text", "run STRING with the shell", "c", None, "STRING"),
     Option("close", "flag", "accepted for flock's sake: the command never inherits the lock", "o", False),
     Option("no-fork", "flag", "become the command, which then holds the lock itself (local file locks only)", "F", False),
-    Option("once-per", "duration", "start at most once per period, whoever runs it", "", None, "DURATION", least=1.0),
+    Option("once-per", "period", "start at most once per period, whoever runs it", "", None, "DURATION", least=1.0),
     Option("retry-failed", "flag", "with --once-per: a run that did not end well does not use up its period", "", False),
     Option("prefer", "words", "with --once-per: these hosts try at once, all others after the delay", "", (), "HOST"),
     Option("standby-delay", "duration", "how long the hosts that --prefer does not name hold back", "", 5.0, "DURATION"),
@@ -77,11 +77,11 @@ def convert(option: Option, text: str, source: str = "") -> Any:
     try:
         if option.kind == "flag":
             return {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}[text.lower()]
-        if option.kind in ("duration", "wait"):
+        if option.kind in ("duration", "wait", "period"):
             seconds = durations.parse(text, inf=option.kind == "wait")
             if seconds < option.least:
                 raise ValueError(f"{text!r} is too short: at least {durations.show(option.least)}")
-            return seconds
+            return periods.check(seconds) if option.kind == "period" else seconds
         if option.kind == "size":
             return durations.size(text)
         if option.kind == "status":

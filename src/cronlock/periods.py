@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 
 from cronlock import durations
-from cronlock.errors import UsageError
 from cronlock.model import Value
 
 HOUR, DAY = 3600, 86400
@@ -21,12 +20,12 @@ class Period(Value):
 
 
 def check(seconds: float) -> int:
-    """The period in whole seconds. UsageError, with the reason, for one that does not tile hours or days."""
+    """The period in whole seconds. ValueError, with the reason, for one that does not tile hours or days."""
     whole = int(seconds)
     tiles = HOUR % whole == 0 if 0 < whole <= HOUR else whole > 0 and (DAY % whole == 0 or whole % DAY == 0)
     if whole != seconds or not tiles:
-        raise UsageError(
-            f"--once-per {durations.show(seconds)}: a period must divide an hour (1m, 5m, 30m, 1h), divide a day (2h, 6h, 12h) or be whole "
+        raise ValueError(
+            f"{durations.show(seconds)}: a period must divide an hour (1m, 5m, 30m, 1h), divide a day (2h, 6h, 12h) or be whole "
             "days (1d, 7d), or its boundaries would wander over the clock and skip ticks"
         )
     return whole

@@ -746,6 +746,15 @@ def test_a_wrong_or_missing_password_is_a_refusal(
         opened(guarded.url("nosuch")).try_acquire(grant("j"), soon())
 
 
+def test_a_name_that_the_database_has_no_letters_for(own_postgresql: Postgres, opened: Callable[[str], PostgreSQL]) -> None:
+    with own_postgresql.admin() as admin:
+        admin.execute("create database latin encoding 'latin1' lc_collate 'C' lc_ctype 'C' template template0")
+    backend = opened(own_postgresql.url("latin"))
+    held(backend, "sch\u00f6n")
+    with pytest.raises(ConfigError, match="as in UTF8 they are"):
+        backend.try_acquire(grant("\u65e5"), soon())
+
+
 def test_where_a_password_may_come_from(
     guarded: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Callable[[str], PostgreSQL]
 ) -> None:
@@ -761,6 +770,8 @@ def test_where_a_password_may_come_from(
         opened(f"{bare}?password_file={secret}").try_acquire(grant("j"), soon())
     with pytest.raises(ConfigError, match="No such file"):
         opened(f"{bare}?password_file={secret}x").try_acquire(grant("j"), soon())
+    with pytest.raises(ConfigError, match="Is a directory"):
+        opened(f"{bare}?password_file=/tmp").try_acquire(grant("j"), soon())
     passfile = tmp_path / "pgpass"
     passfile.write_text(f"127.0.0.1:{guarded.port}:*:postgres:top\n")
     passfile.chmod(0o600)

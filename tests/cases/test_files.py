@@ -95,6 +95,7 @@ def test_o68_a_link_or_a_pipe_beside_the_lock_file(sh):
         """
     )
     assert [done[what] for what in ("n", "m", "p", "victim")] == ["0", "0", "0", "keep"]
+    assert "n.lock.broken can't be written: Too many levels of symbolic links" in done.err
 
 
 def test_o69_the_default_directory_is_made_again(sh):

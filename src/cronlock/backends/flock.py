@@ -445,9 +445,13 @@ def _read_state(place: Place, warnings: list[str] | None = None) -> state.State:
         return state.decode(text.partition(b"\n")[0])  # what follows the line is left of a write that was cut off
     except state.Foreign as error:
         if warnings is not None:
-            with suppress(OSError), open(place.state_path + ".broken", "wb", opener=_itself) as aside:
-                aside.write(text)
-                warnings.append(f"{place.state_path} held something else ({error}): it is now in {place.state_path}.broken")
+            aside = f"it is now in {place.state_path}.broken"
+            try:
+                with open(place.state_path + ".broken", "wb", opener=_itself) as file:
+                    file.write(text)
+            except OSError as refused:
+                aside = f"it is gone, for {place.state_path}.broken can't be written: {refused.strerror}"
+            warnings.append(f"{place.state_path} held something else ({error}): {aside}")
         return state.State()
     except ConfigError:
         if warnings is None:

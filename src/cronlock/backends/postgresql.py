@@ -443,6 +443,8 @@ class PostgreSQL:
             return PermissionDenied(f"{where}; have the owner run: {sql.GRANTS.format(**self.filled)}")
         if code in ("3F000", "42703", "42804", "42883", "42P10", "42809"):
             return ConfigError(f"{where}; the tables should be: {self.ddl()}")
+        if code == "22P05":
+            return ConfigError(f"{where}; NAME, user and program must be in the database's encoding, as in UTF8 they are")
         return BackendError(f"{where} (SQLSTATE {code})" if code else where)
 
     # -- connections

@@ -29,9 +29,9 @@ def password_from(path: str) -> str:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
+            line = os.read(fd, 65536).partition(b"\n")[0].rstrip(b"\r").decode("utf-8", "surrogateescape")
             if os.fstat(fd).st_mode & 0o007:
                 raise PermissionDenied(f"password_file {path}: others on this host may read the password: chmod o= {path}")
-            line = os.read(fd, 65536).partition(b"\n")[0].rstrip(b"\r").decode("utf-8", "surrogateescape")
         finally:
             os.close(fd)
     except PermissionError:

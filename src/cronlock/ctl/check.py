@@ -99,7 +99,7 @@ def _set(values: Mapping[str, Any], sources: Mapping[str, str]) -> Iterator[str]
             value = open_backend(value).where
         elif option.name == "heartbeat":
             value = [parse(url, nth).host for nth, url in enumerate(value, 1)]
-        elif option.kind in ("duration", "wait"):
+        elif option.kind in ("duration", "wait", "period"):
             value = durations.show(value)
         yield f"{option.name} {' '.join(value) if option.kind == 'words' else value}, from {source}"
 
