@@ -65,7 +65,8 @@ With `--on-unavailable run` and no lock only `CRONLOCK_RUN_NAME` and `CRONLOCK_R
 
 TERM, INT, HUP, QUIT, USR1 and USR2 are passed to the command once, as themselves. TERM goes to its whole tree, and
 after `--kill-after` KILL follows; a second TERM shortens the rest to 1 second. A signal that comes while cronlock waits
-for the lock ends it with 128+N. A command that passes TERM on to its own child (`timeout`, another cronlock) makes that child hear it twice.
+for the lock ends it with 128+N. A command that passes TERM on to its own child (`timeout`, another
+cronlock) makes that child hear it twice.
 What was ignored at the start (nohup) stays ignored. KILL on cronlock stops the command: its guard sees to that.
 """
 
