@@ -12,7 +12,8 @@ import pytest
 
 from cronlock import clock
 from cronlock.backends import flock
-from cronlock.testing import BackendContract
+from cronlock.backends.flock import connect
+from cronlock.testing import BackendContract, finished, grant, soon
 from fixtures_store import Started
 from shell import Shell, need_root
 
@@ -29,6 +30,20 @@ class TestContract(BackendContract):
     def dead_url(self, tmp_path: Path) -> str:
         (tmp_path / "loop").symlink_to("/proc/self/fd/nothing")
         return f"flock://{tmp_path}/loop"
+
+
+@pytest.mark.parametrize(("text", "said"), [('{"v": 9}', "has format 9, this cronlock knows 1"), ("4711\nb", "record unreadable: ")])
+def test_a_record_that_is_not_ours_is_said_to_people(tmp_path: Path, text: str, said: str) -> None:
+    """And shown beside all others, which can be read."""
+    (tmp_path / "j.lock").write_text(text)
+    backend = connect(f"flock://{tmp_path}")
+    assert said in backend.status("j", soon()).detail
+    assert (tmp_path / "j.lock").read_text() == text
+    if "v" not in text:
+        lease = backend.try_acquire(grant("j"), soon())
+        lease.release(finished(lease), soon())
+        assert (tmp_path / "j.lock.broken").read_text() == text
+        assert backend.status("j", soon()).detail == ""
 
 
 @pytest.mark.root

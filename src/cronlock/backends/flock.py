@@ -87,7 +87,7 @@ class FlockBackend:
             self._ready(place)
             fd = self._lock(place)
         if fd is None:
-            return Busy(_read_state(place).run)
+            return Busy(_look(place)[0].run)
         try:
             known = _read_state(place, self.warnings)
             answer = state.claim(known, grant, clock.wall())
@@ -134,12 +134,12 @@ class FlockBackend:
             return Status(name, held=False)
         except OSError as error:
             raise lock_error(error, place.path) from None
-        known = _read_state(place)
+        known, detail = _look(place)
         held = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino} " in _kernel_locks()
         run = known.run
         if run and not held and not run.outcome:
             run = run.but(outcome="vanished")
-        return Status(name, held=held, run=run, held_until=known.held)
+        return Status(name, held=held, run=run, held_until=known.held, detail=detail)
 
     def names(self, until: float) -> Iterator[str]:
         try:
@@ -163,7 +163,7 @@ class FlockBackend:
     def seize(self, name: str, lost: Run, by: Run, until: float) -> None:
         """Only on record, where the holder finds it within a second: the kernel's lock is nobody's but its own to give."""
         place = self._place(name)
-        known = _read_state(place)
+        known = _look(place)[0]
         if known.run is None or known.run.token != lost.token or known.run.outcome:
             raise LeaseLost(f"{place.path}: the last grant is no longer that of pid {lost.pid} on {lost.host}")
         try:
@@ -267,7 +267,7 @@ class FlockLease:
         except OSError:
             return  # no record, nothing to say
         if written != self._written:
-            last, self._written = _read_state(self._place).run, written
+            last, self._written = _look(self._place)[0].run, written
             if last and last.token != self.run.token and last.outcome == "released":
                 self._seized = f"{self._place.path}: taken away by {last.user} on {last.host} (cronlockctl release)"
         if self._seized:
@@ -427,36 +427,47 @@ def _same_file(path: str, fd: int) -> bool:
     return (named.st_dev, named.st_ino) == (mine.st_dev, mine.st_ino)
 
 
-def _read_state(place: Place, warnings: list[str] | None = None) -> state.State:
-    """What the file says; an empty state for a new one. With `warnings`, that is under the lock, something else's text
-    is moved aside with a word and never blocks a job; a newer format is an error."""
+def _look(place: Place) -> tuple[state.State, str]:
+    """What is on record, for people; else an empty state and why."""
     try:
-        with open(place.state_path, "rb", opener=_itself) as file:
-            text = file.read(STATE_LIMIT) or b""
-    except FileNotFoundError:
-        return state.State()
+        return recorded(_text(place)), ""
+    except (OSError, state.Foreign, ConfigError) as error:
+        return state.State(), f"record unreadable: {getattr(error, 'strerror', None) or error}"
+
+
+def _read_state(place: Place, warnings: list[str]) -> state.State:
+    """What is on record, under the lock. Something else's text is moved aside with a word and never blocks a job; a newer
+    format is an error."""
+    try:
+        text = _text(place)
     except OSError as error:
-        if place.own and warnings is not None:  # an unreadable state is no empty one: a label could be run twice
+        if place.own:  # an unreadable state is no empty one: a label could be run twice
             raise lock_error(error, place.state_path) from None
         return state.State()
-    if not text.strip():
-        return state.State()
     try:
-        return state.decode(text.partition(b"\n")[0])  # what follows the line is left of a write that was cut off
+        return recorded(text)
     except state.Foreign as error:
-        if warnings is not None:
-            aside = f"it is now in {place.state_path}.broken"
-            try:
-                with open(place.state_path + ".broken", "wb", opener=_itself) as file:
-                    file.write(text)
-            except OSError as refused:
-                aside = f"it is gone, for {place.state_path}.broken can't be written: {refused.strerror}"
-            warnings.append(f"{place.state_path} held something else ({error}): {aside}")
+        aside = f"it is now in {place.state_path}.broken"
+        try:
+            with open(place.state_path + ".broken", "wb", opener=_itself) as file:
+                file.write(text)
+        except OSError as refused:
+            aside = f"it is gone, for {place.state_path}.broken can't be written: {refused.strerror}"
+        warnings.append(f"{place.state_path} held something else ({error}): {aside}")
         return state.State()
-    except ConfigError:
-        if warnings is None:
-            return state.State()
-        raise
+
+
+def _text(place: Place) -> bytes:
+    try:
+        with open(place.state_path, "rb", opener=_itself) as file:
+            return file.read(STATE_LIMIT) or b""
+    except FileNotFoundError:
+        return b""
+
+
+def recorded(text: bytes) -> state.State:
+    """What follows the line is left of a write that was cut off. Foreign, ConfigError."""
+    return state.decode(text.partition(b"\n")[0]) if text.strip() else state.State()
 
 
 def _write_state(place: Place, fd: int, new: state.State, *, durable: bool) -> None:

@@ -317,7 +317,7 @@ class NetLease(flock.FlockLease):
         """Who has not got the lock writes no record, but for an operator: another run's means that the server gave the lock away
         and told nobody, as one with NFSv3 does when it was started again and its notice did not arrive here."""
         with suppress(state.Foreign, ConfigError):
-            last = state.decode(record.partition(b"\n")[0]).run
+            last = flock.recorded(record).run
             if last and last.token != self.run.token:
                 who = "taken away by" if last.outcome == "released" else f"given by the server to pid {last.pid} of"
                 raise LeaseLost(f"{self._place.path}: {who} {last.user} on {last.host}")

@@ -320,11 +320,11 @@ class PostgreSQL:
             except NoTable:
                 continue
         version, stored, expires, held, pid, application = rows[0]
-        if int(version or 1) > state.VERSION:
-            raise ConfigError(f"{self.where}: the row of {name!r} has format {version}: update cronlock on this host")
         run, ttl = _run(stored), float(expires or 0)
         detail = f"advisory lock of server process {pid} ({application})" if pid and ttl <= 0 else ""
-        return Status(name, ttl > 0 or bool(detail), None if detail else run, ttl if ttl > 0 else None, float(held or 0), detail)
+        if int(version or 1) > state.VERSION:  # said here, for an error would hide all other locks
+            detail = f"its row has format {version}: update cronlock on this host"
+        return Status(name, ttl > 0 or bool(pid), None if detail else run, ttl if ttl > 0 else None, float(held or 0), detail)
 
     def names(self, until: float) -> Iterable[str]:
         if self._lock_key:
