@@ -129,7 +129,8 @@ def test_a_user_whom_no_password_database_knows(sh):
         """,
         nobody=54321,
     )
-    assert [done[what] for what in ("rc", "status", "check", "default")] == ["0", "0", "0", "77"]
+    assert [done[what] for what in ("rc", "status", "default")] == ["0", "0", "77"]
+    assert done["check"] in "01"  # it warns of a host's own: a /tmp that a reboot empties
     assert "/.local/state/cronlock: permission denied for uid 54321" in done.err
 
 

@@ -54,6 +54,7 @@ def test_ctrl_c_takes_nothing_away(holder, store, tmp_path):
     with subprocess.Popen([CRONLOCKCTL, "release", "job"], env=os.environ | {"CRONLOCK_BACKEND": store}, **pipes) as asked:
         while asked.stdout.read(1) not in (b"]", b""):  # [y/N]
             pass
+        until(lambda: Path(f"/proc/{asked.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S")  # it waits for the answer
         asked.send_signal(signal.SIGINT)
         assert (asked.wait(10), asked.stderr.read()) == (130, b"")
     (tmp_path / "go").touch()

@@ -283,7 +283,8 @@ def test_a_full_disk_is_no_success_and_no_output_no_defect(past, store, shell):
         full = shell(f"cronlockctl {verb} >/dev/full", store)
         assert (full.returncode, full.stderr) == (69, "cronlockctl: can't write the answer: No space left on device\n"), verb
         closed = shell(f"cronlockctl {verb} >&-", store)
-        assert (closed.returncode, closed.stderr) == (3 if verb == "status job" else 0, ""), verb
+        # check warns of a host's own: a /tmp that a reboot empties
+        assert closed.returncode in {"status job": (3,), "check": (0, 1)}.get(verb, (0,)) and closed.stderr == "", verb
     assert shell("cronlockctl metrics | true", store).stderr == ""
 
 
