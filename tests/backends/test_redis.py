@@ -441,6 +441,24 @@ def test_a_newer_state_is_refused_in_words(opened: Callable[[str], Redis], redis
     assert redis_server.cli("EXISTS", key) == 0 and redis_server.cli("GET", f"{key}\x1fstate") == '{"v": 2}'
 
 
+def test_a_newer_state_outlives_an_older_program(
+    opened: Callable[[str], Redis], user: Callable[..., tuple[str, str]], redis_server: RedisServer, redis_url: str, name: str
+) -> None:
+    """Where there are no scripts, and where an operator takes the lock away: the refusal wiped it, and the next start ran."""
+    url, prefix = user(*BARE)
+    redis_server.cli("SET", f"{prefix}{name}\x1fstate", '{"v": 2}')
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="update cronlock"):
+            opened(url).try_acquire(grant(name), soon())
+    assert redis_server.cli("GET", f"{prefix}{name}\x1fstate") == '{"v": 2}'
+    assert redis_server.cli("EXISTS", prefix + name) == 0
+    key, lease = lock_of(redis_url, name), held(opened(redis_url), name)
+    redis_server.cli("SET", f"{key}\x1fstate", '{"v": 2}')
+    with pytest.raises(ConfigError, match="update cronlock"):
+        opened(redis_url).seize(name, finished(lease, "lost"), grant(name).run.but(outcome="released"), soon())
+    assert redis_server.cli("GET", f"{key}\x1fstate") == '{"v": 2}'
+
+
 def test_the_fence_keeps_its_digits_and_grows_past_a_clock_set_back(
     opened: Callable[[str], Redis], redis_server: RedisServer, redis_url: str, name: str
 ) -> None:

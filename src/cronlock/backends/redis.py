@@ -141,8 +141,9 @@ class Redis:
                     return
             old = self._server.ask([("GET", state)], until)[0]
             mended: list[Any] = []
-            if isinstance(old, bytes):
-                mended.append(("SET", state, states.encode(states.withdrawn(_state(old)[0], token)), "PX", KEEP_MS))
+            before = _state(old)[0] if isinstance(old, bytes) else State()
+            if before.run and before.run.token == token:  # else it is as it was: another program's, a newer one's
+                mended.append(("SET", state, states.encode(states.withdrawn(before, token)), "PX", KEEP_MS))
             self._guarded(grant.name, token, [*mended, ("DEL", lock)], until)
         except Exception:  # noqa: S110 - the ttl does it then
             pass
@@ -224,7 +225,7 @@ class Redis:
             if _token(holder) != lost.token.encode():
                 self._server.plain([("UNWATCH",)], until)
                 raise LeaseLost(f"{self.where}: key {_shown(lock)} no longer holds the grant of pid {lost.pid} on {lost.host}")
-            after = states.seized(_state(old)[0], lost, by, clock.wall())
+            after = states.seized(_readable(old), lost, by, clock.wall())
             kept = [("SET", state, states.encode(after), "PX", KEEP_MS), ("RPUSH", runs, states.encode_run(lost))]
             kept += [("LTRIM", runs, -states.KEEP, -1), ("PEXPIRE", runs, KEEP_MS)]
             change = [("SET", lock, _value(after.run or by), "PX", max(1, ttl)), *kept]
@@ -389,6 +390,14 @@ def _state(old: bytes | None) -> tuple[State, str]:
         return (states.decode(old) if old else State()), ""
     except (states.Foreign, ConfigError) as error:
         return State(), f"state unreadable: {error}"
+
+
+def _readable(old: bytes | None) -> State:
+    """For who writes it back: what is broken starts anew, a newer program's is refused (ConfigError)."""
+    try:
+        return states.decode(old) if old else State()
+    except states.Foreign:
+        return State()
 
 
 def _clean(run: Run) -> Run:
