@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from cronlock import clock, registry
+from cronlock import clock, durations, registry
 from cronlock import state as states
 from cronlock.backends import redis as backend_module
 from cronlock.backends import resp
@@ -472,13 +472,26 @@ def test_the_fence_keeps_its_digits_and_grows_past_a_clock_set_back(
     assert held(backend, name).run.fence == ahead + 2
 
 
+@pytest.mark.parametrize("scripts", [True, False])
 def test_state_and_history_expire_long_after_any_period(
-    opened: Callable[[str], Redis], redis_server: RedisServer, redis_url: str, name: str
+    opened: Callable[[str], Redis], user: Callable[..., tuple[str, str]], redis_server: RedisServer, name: str, scripts: bool
 ) -> None:
-    lease = held(opened(redis_url), name)
+    """--once-per takes whole days, up to ten years of them, and a run without it must not cut their memory short."""
+    url, prefix = user(*(O45 if scripts else BARE), "+rpush", "+ltrim")
+    backend, state = opened(url), f"{prefix}{name}\x1fstate"
+    lease = held(backend, name)
     lease.release(finished(lease), soon())
-    for key in ("state", "runs"):
-        assert redis_server.cli("TTL", f"{lock_of(redis_url, name)}\x1f{key}") > 60 * 86400
+    assert 60 * 86400 < redis_server.cli("TTL", state) <= backend_module.KEEP_MS / 1000
+    for label in ("3650d/2026-11-29", ""):
+        lease = held(backend, name, label=label)
+        assert redis_server.cli("TTL", state) > durations.LONGEST
+        lease.release(finished(lease), soon())
+        assert redis_server.cli("TTL", state) > durations.LONGEST
+    asked = grant(name)
+    backend.try_acquire(asked, soon())
+    backend.abandon(asked, soon())
+    assert redis_server.cli("TTL", state) > durations.LONGEST
+    assert not scripts or redis_server.cli("TTL", f"{prefix}{name}\x1fruns") > 60 * 86400
 
 
 def test_deleted_by_hand_between_runs_costs_nothing(

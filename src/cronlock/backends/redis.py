@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from cronlock.model import Finding
     from cronlock.protocol import Lease
 
-KEEP_MS = 90 * 86_400_000  # a state or history untouched for so long is nobody's; longer than any --once-per
+KEEP_MS = 90 * 86_400_000  # a state or history untouched for so long is nobody's
+CLAIMED_MS = 11 * 365 * 86_400_000  # unless it has claimed periods, of which the longest (durations.LONGEST) must be over first
 POLL = 0.2  # seconds between attempts of a waiter that nobody can wake
 EARS_TRUST = 1.0  # and of one that is woken: whoever frees the lock by hand in redis-cli tells no channel
 
@@ -65,7 +66,7 @@ class Redis:
         commands: list[Any] = [("SET", lock, value, "NX", "PX", _ms(grant.ttl)), ("GET", lock), ("GET", state)]
         if self._scripts:
             run, hold = states.encode_run(grant.run), repr(grant.min_hold)
-            args = (token, run, grant.run.label, int(grant.retry_failed), hold, KEEP_MS, repr(clock.wall()), channel)
+            args = (token, run, grant.run.label, int(grant.retry_failed), hold, KEEP_MS, CLAIMED_MS, repr(clock.wall()), channel)
             commands.append(("EVAL", CLAIM, 3, lock, state, broken, *args))
         replies = self._server.ask(commands, until, full=False)
         got = self._server.checked(replies[0])
@@ -113,7 +114,7 @@ class Redis:
         if isinstance(after, State):
             if not verdict:
                 aside = [("SET", broken, old or b"", "PX", KEEP_MS)] if old and before == State() else []
-                self._server.plain([*aside, ("SET", state, states.encode(after), "PX", KEEP_MS)], until)
+                self._server.plain([*aside, ("SET", state, states.encode(after), "PX", _keep_ms(after))], until)
             return RedisLease(self, grant, asked, after, before)
         if not verdict:
             self._guarded(grant.name, grant.run.token, [("DEL", lock)], until)
@@ -134,7 +135,7 @@ class Redis:
         lock, state, *_, channel = self._keys(grant.name)
         token = grant.run.token
         try:
-            command = ("EVAL", DELETE, 2, lock, state, token, channel, KEEP_MS)
+            command = ("EVAL", DELETE, 2, lock, state, token, channel, KEEP_MS, CLAIMED_MS)
             if self._scripts:
                 answer = self._server.ask([command], until)[0]
                 if self._runs_scripts(answer) and not isinstance(answer, Refusal):  # a cluster's node refuses two keys
@@ -143,7 +144,8 @@ class Redis:
             mended: list[Any] = []
             before = _state(old)[0] if isinstance(old, bytes) else State()
             if before.run and before.run.token == token:  # else it is as it was: another program's, a newer one's
-                mended.append(("SET", state, states.encode(states.withdrawn(before, token)), "PX", KEEP_MS))
+                before = states.withdrawn(before, token)
+                mended.append(("SET", state, states.encode(before), "PX", _keep_ms(before)))
             self._guarded(grant.name, token, [*mended, ("DEL", lock)], until)
         except Exception:  # noqa: S110 - the ttl does it then
             pass
@@ -226,8 +228,9 @@ class Redis:
                 self._server.plain([("UNWATCH",)], until)
                 raise LeaseLost(f"{self.where}: key {_shown(lock)} no longer holds the grant of pid {lost.pid} on {lost.host}")
             after = states.seized(_readable(old), lost, by, clock.wall())
-            kept = [("SET", state, states.encode(after), "PX", KEEP_MS), ("RPUSH", runs, states.encode_run(lost))]
-            kept += [("LTRIM", runs, -states.KEEP, -1), ("PEXPIRE", runs, KEEP_MS)]
+            keep = _keep_ms(after)
+            kept = [("SET", state, states.encode(after), "PX", keep), ("RPUSH", runs, states.encode_run(lost))]
+            kept += [("LTRIM", runs, -states.KEEP, -1), ("PEXPIRE", runs, keep)]
             change = [("SET", lock, _value(after.run or by), "PX", max(1, ttl)), *kept]
             if self._server.plain([("MULTI",), *change, ("EXEC",)], until)[-1] is not None:
                 return
@@ -316,30 +319,30 @@ class RedisLease:
 
     def regain(self, until: float) -> None:
         backend, (lock, state, *_), token = self._backend, self._keys, self.run.token
-        value, ttl, text = _value(self.run), _ms(self._grant.ttl), states.encode(self._state)
-        answer = backend._script(REGAIN, [lock, state], (token, value, ttl, self._replaced, text, KEEP_MS), until)
+        value, ttl, text, keep = _value(self.run), _ms(self._grant.ttl), states.encode(self._state), _keep_ms(self._state)
+        answer = backend._script(REGAIN, [lock, state], (token, value, ttl, self._replaced, text, keep), until)
         if answer is None:
             _, at, old = backend._server.plain([("SET", lock, value, "NX", "PX", ttl), ("GET", lock), ("GET", state)], until)
             last = _state(old)[0].run
             answer = [b"lost", at]
             if _token(at) == token.encode():
                 fits = last is not None and last.token in (token, self._replaced)
-                backend._guarded(self._grant.name, token, [("SET", state, text, "PX", KEEP_MS) if fits else ("DEL", lock)], until)
+                backend._guarded(self._grant.name, token, [("SET", state, text, "PX", keep) if fits else ("DEL", lock)], until)
                 answer = [b"held"] if fits else [b"lost", None]
         self._expect_held(answer)
 
     def release(self, run: Run, until: float) -> None:
         backend, (lock, state, runs, _, channel) = self._backend, self._keys
         run = _clean(run)
-        text = states.encode(states.ended(self._state, run))
+        text, keep = states.encode(states.ended(self._state, run)), _keep_ms(self._state)
         rest = _ms(clock.left(self._held_until)) if clock.left(self._held_until) else 0
         lines = [states.encode_run(r) for r in (self.previous, run) if r]
-        answer = backend._script(RELEASE, [lock, state, runs], (run.token, rest, channel, KEEP_MS, text, *lines), until)
+        answer = backend._script(RELEASE, [lock, state, runs], (run.token, rest, channel, keep, text, *lines), until)
         if answer is None:
             # the lock goes last: while it stands, nobody else writes the state. History is a list, which a minimal user may not touch
-            commands: list[Any] = [("SET", state, text, "PX", KEEP_MS)]
+            commands: list[Any] = [("SET", state, text, "PX", keep)]
             if not backend._minimal:
-                commands += [("RPUSH", runs, *lines), ("LTRIM", runs, -states.KEEP, -1), ("PEXPIRE", runs, KEEP_MS)]
+                commands += [("RPUSH", runs, *lines), ("LTRIM", runs, -states.KEEP, -1), ("PEXPIRE", runs, keep)]
                 commands.append(("PUBLISH", channel, "1"))
             commands.append(("PEXPIRE", lock, rest) if rest else ("DEL", lock))
             done = backend._guarded(self._grant.name, run.token, commands, until)
@@ -403,6 +406,10 @@ def _readable(old: bytes | None) -> State:
 def _clean(run: Run) -> Run:
     """Undecodable bytes of an argv as `\\udcff` in plain letters: Lua's JSON refuses a lone surrogate."""
     return run.but(**{k: v.encode("utf-8", "backslashreplace").decode() for k, v in run.as_dict().items() if isinstance(v, str)})
+
+
+def _keep_ms(state: State) -> int:
+    return CLAIMED_MS if state.claims else KEEP_MS
 
 
 def _ms(seconds: float) -> int:

@@ -18,7 +18,7 @@ local function tell(channel) if may('PUBLISH', channel, '1') then redis.pcall('P
 CLAIM = (
     COMMON
     + """
-local token, run, label, retry, hold, keep, now, channel = unpack(ARGV)
+local token, run, label, retry, hold, keep, claimed, now, channel = unpack(ARGV)
 if not mine then
   return {'busy', may('PTTL', KEYS[1]) and redis.call('PTTL', KEYS[1]) or -3, may('SUBSCRIBE', channel) and 1 or 0}
 end
@@ -79,7 +79,7 @@ if label ~= '' then
 end
 while #claims > 100 do table.remove(claims, 1) end
 s = {v = 1, fence = run.fence, held = hold > 0 and now + hold or 0, run = run, claims = claims}
-local done = redis.pcall('SET', KEYS[2], cjson.encode(s), 'PX', keep)
+local done = redis.pcall('SET', KEYS[2], cjson.encode(s), 'PX', #claims > 0 and claimed or keep)
 if done.err then redis.call('DEL', KEYS[1]); return done end
 return {'granted', stamp, aside}
 """
@@ -125,14 +125,14 @@ return {'held', trouble}
 DELETE = (
     COMMON
     + """
-local token, channel, keep = unpack(ARGV)
+local token, channel, keep, claimed = unpack(ARGV)
 if not mine then return {'held'} end
 local ok, s = pcall(cjson.decode, redis.pcall('GET', KEYS[2]) or '')
 if ok and type(s) == 'table' and s.v == 1 and type(s.run) == 'table' and s.run.token == token then
   local others = {}
   for _, c in ipairs(s.claims) do if c.token ~= token then table.insert(others, c) end end
   s.run.outcome, s.held, s.claims = 'interrupted', 0, others
-  redis.pcall('SET', KEYS[2], cjson.encode(s), 'PX', keep)
+  redis.pcall('SET', KEYS[2], cjson.encode(s), 'PX', #others > 0 and claimed or keep)
 end
 redis.call('DEL', KEYS[1])
 tell(channel)
