@@ -281,6 +281,15 @@ def test_what_the_command_is_told(finish: Finish, store: str) -> None:
     assert fences[0] < fences[1]
 
 
+def test_a_run_without_a_lock_is_not_told_of_the_one_around_it(finish: Finish, tmp_path: Path) -> None:
+    """The outer run's fence protects what the outer run writes: for the inner name it would let a stranger in."""
+    inner = [str(CRONLOCK), "-q", "-b", "redis://127.0.0.1:1", "--on-unavailable", "run", "inner"]
+    code, out, err = finish("outer", *inner, "env", backend=f"flock://{tmp_path}/l")
+    told = dict(line.split("=", 1) for line in out.splitlines() if line.startswith("CRONLOCK_RUN_"))
+    assert (code, err, told.pop("CRONLOCK_RUN_HELD") != "") == (0, "", True)
+    assert told == {"CRONLOCK_RUN_NAME": "inner", "CRONLOCK_RUN_STORE": "redis://127.0.0.1:1"}
+
+
 def test_ignored_at_the_start_stays_ignored(start: Start, tmp_path: Path) -> None:
     """nohup cronlock …: a hang-up is nobody's business."""
     job = start(

@@ -372,10 +372,14 @@ class Supervision:
 def environment(job: Job, run: Run | None, store: str) -> Mapping[str, str]:
     """The caller's, and what the command may want to know of its run. HELD: the tokens of all runs around it, its own last."""
     mine = {"NAME": job.name, "STORE": store}
+    inherited = dict(job.environ)
     if run:
         held = f"{job.environ.get('CRONLOCK_RUN_HELD', '')} {run.token}".strip()
         mine |= {"ID": run.run_id, "TOKEN": run.token, "FENCE": str(run.fence), "HELD": held}
-    return {**job.environ, **{f"CRONLOCK_RUN_{key}": value for key, value in mine.items()}}
+    else:  # a run around this one has other writes to protect: its fence would pass for ours
+        for key in ("ID", "TOKEN", "FENCE"):
+            inherited.pop(f"CRONLOCK_RUN_{key}", None)
+    return {**inherited, **{f"CRONLOCK_RUN_{key}": value for key, value in mine.items()}}
 
 
 def become(job: Job, lease: Lease, signals: Signals, store: str) -> NoReturn:
