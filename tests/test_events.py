@@ -95,6 +95,16 @@ def test_an_overdue_holder_is_a_warning_once_an_hour(held, finish, store):
     assert finish(name, "true", backend=store) == (75, "", "")
 
 
+def test_an_overdue_holder_is_so_between_the_warnings_too(held, finish, logs, store):
+    """Programs are told what it is; once an hour is for mails."""
+    name = f"job-{uuid.uuid4()}"
+    held(ago=400, took=100, name=name)
+    for level in ("warning", "contention"):
+        (event,) = logs(finish("--log-format", "json", name, "true", backend=store)[2])
+        assert (event["level"], event["overdue"]) == (level, True)
+        assert event["message"].startswith("busy: OVERDUE, ")
+
+
 def test_an_overdue_holder_and_quiet(held, finish, store):
     held(ago=400, took=100)
     assert finish("-q", "job", "true", backend=store) == (75, "", "")

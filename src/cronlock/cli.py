@@ -103,26 +103,27 @@ def monitored(job: Job, observe: Callable[[Event], None]) -> tuple[Heartbeat, Ta
 
 def finish(outcome: Outcome, job: Job, backend: Backend, observe: observers.Observer) -> int:
     status = exits.status(outcome, job.conflict_code)
-    known, late = in_the_way(outcome, job, backend, observe) if outcome.answer else (None, False)
-    observe(observers.of_outcome(outcome, known, overdue=late, status=status))
+    known, late, warn = in_the_way(outcome, job, backend, observe) if outcome.answer else (None, False, False)
+    observe(observers.of_outcome(outcome, known, overdue=late, warn=warn, status=status))
     return status
 
 
-def in_the_way(outcome: Outcome, job: Job, backend: Backend, observe: observers.Observer) -> tuple[Usual | None, bool]:
-    """What is usual for the run that a skipped start met, and whether to warn of it: one read more, and only if somebody
-    hears of it, or the holder has run for so long that a warning may be due, and none was given here within the hour."""
+def in_the_way(outcome: Outcome, job: Job, backend: Backend, observe: observers.Observer) -> tuple[Usual | None, bool, bool]:
+    """What is usual for the run that a skipped start met, whether it is overdue, and whether to warn of that: one read more, and only
+    if somebody hears of it, or the holder has run for so long that a warning may be due, and none was given here within the hour."""
     run = outcome.answer.run if outcome.answer else None
     if run is None or run.outcome == "released":
-        return None, False
+        return None, False, False
     what = f"overdue {backend.where} {job.name}"
     going = outcome.word == "busy" and not run.outcome and clock.wall() - run.start > LEAST
     warn = going and observe.tells("warning") and not lately(what, HOUR)
     if not warn and not observe.tells("contention"):
-        return None, False
+        return None, False, False
     known = None
     with suppress(errors.CronlockError):
         known = usual(backend.history(job.name, clock.now() + min(2.0, backend.timeout)))
-    return known, warn and overdue(run, known, clock.wall()) and mark(what)
+    late = going and overdue(run, known, clock.wall())
+    return known, late, warn and late and mark(what)
 
 
 def _parsed(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[dict[str, object], list[str]] | int:

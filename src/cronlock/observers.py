@@ -179,8 +179,11 @@ def _taken(seconds: float) -> bool:
     return bool(stderr.poll(seconds * 1000))
 
 
-def of_outcome(outcome: Outcome, known: Usual | None = None, *, overdue: bool = False, status: int | None = None) -> Event:
-    """The last event of a run. `known`: what is usual for the run that is in the way; `overdue`: it has taken far longer."""
+def of_outcome(
+    outcome: Outcome, known: Usual | None = None, *, overdue: bool = False, warn: bool = False, status: int | None = None
+) -> Event:
+    """The last event of a run. `known`: what is usual for the run that is in the way; `overdue`: it has taken far longer, of
+    which to `warn`."""
     word, answer = outcome.word, outcome.answer
     fields: dict[str, object] = {"status": exits.status(outcome) if status is None else status}
     if answer:
@@ -188,7 +191,7 @@ def of_outcome(outcome: Outcome, known: Usual | None = None, *, overdue: bool = 
         fields |= {"holder" if isinstance(answer, Busy) else "run": _plain(run), "usual": known.as_dict() if known else None}
     if isinstance(answer, Busy):
         fields |= {"held_for": round(clock.wall() - run.start, 3) if run else None, "ttl_left": answer.ttl_left, "overdue": overdue}
-        return Event(word, "warning" if overdue else "contention", busy(answer, known, overdue=overdue), fields)
+        return Event(word, "warning" if warn else "contention", busy(answer, known, overdue=overdue), fields)
     if isinstance(answer, Done):
         return Event(word, "contention", done(answer, known), fields)
     fields |= {"signal": signal_name(outcome.signal) if outcome.signal else None}
