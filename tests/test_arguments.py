@@ -98,6 +98,12 @@ def test_what_is_left_to_click(argv):
     assert plain(argv) is None
 
 
+@pytest.mark.parametrize("letter", ["\n", "\x1f", "\x7f", "\x85", "\x9b"])
+def test_a_name_with_a_control_character(finish, letter):
+    status, _, err = finish(f"a{letter}31m", "true")
+    assert status == 64 and err.startswith("cronlock: the lock NAME 'a\\") and "control character" in err
+
+
 def test_an_option_behind_the_name_is_the_commands_name(finish, tmp_path):
     """As with flock, env or nice; who finds no such program hears why it was looked for."""
     status, _, err = finish("job", "-w", "3", "true", backend=f"flock://{tmp_path}/locks")

@@ -151,7 +151,7 @@ def check_name(name: str) -> None:
         raise errors.UsageError("the lock NAME is empty: is a variable unset?")
     if len(name) > 200:
         raise errors.UsageError(f"the lock NAME has {len(name)} characters, 200 is the most")
-    if any(ord(c) < 32 or ord(c) == 127 for c in name):
+    if any(c < " " or "\x7f" <= c < "\xa0" for c in name):  # 0x9b is ESC [ to some terminals, 0x85 a new line to Python
         raise errors.UsageError(f"the lock NAME {name!r} contains a control character")
 
 
