@@ -105,6 +105,13 @@ def test_what_a_write_that_was_cut_off_left_behind_its_line(finish: Finish, tmp_
     assert finish("--once-per", "1d", "job", "true", backend=backend) == (75, "", "")
 
 
+def test_a_directory_in_place_of_the_lock_file(finish: Finish, tmp_path: Path) -> None:
+    """Is a fault of the place, as a pipe is, and no store that is away: that would run the command without a lock."""
+    (tmp_path / "locks/job.lock").mkdir(parents=True)
+    code, out, err = finish("--on-unavailable", "run", "job", "echo", "ran", backend=f"flock://{tmp_path}/locks")
+    assert (code, out) == (78, "") and "is no regular file" in err
+
+
 def _limit(pid: int, size: int) -> None:
     """As a full disk does, but for this process alone: what fits is written, and then no more."""
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))

@@ -405,7 +405,7 @@ def lock_error(error: OSError, path: str, advice: str = SHARED) -> BackendError 
         return BackendError(f"{path}: {why}: choose another directory")
     if code == errno.EROFS:
         return BackendError(f"{path}: read-only file system: choose a directory that can be written")
-    if code == errno.ENXIO:
+    if code in (errno.ENXIO, errno.EISDIR):
         return ConfigError(f"{path} is no regular file, so it is not used as a lock: remove it or give another name")
     return BackendError(f"{path}: {error.strerror or error}")
 
