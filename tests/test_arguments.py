@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
 from contextlib import redirect_stdout
 
 import pytest
@@ -14,6 +16,7 @@ from cronlock.arguments import plain, understand
 from cronlock.config import settle
 from cronlock.errors import CronlockError
 from cronlock.options import OPTIONS
+from shell import cronlock
 
 ENVIRON = {"PATH": "/bin", "XDG_CONFIG_HOME": "/nonexistent"}
 VALUES = st.sampled_from(
@@ -96,6 +99,16 @@ def test_by_example(argv, options, words):
 )
 def test_what_is_left_to_click(argv):
     assert plain(argv) is None
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_an_answer_that_nobody_takes(option):
+    gone, pipe = os.pipe()
+    os.close(gone)
+    with open("/dev/full", "wb") as full, open(pipe, "wb") as unread:
+        to_full, to_nobody = (subprocess.run([cronlock(), option], stdout=to, stderr=subprocess.PIPE, text=True) for to in (full, unread))
+    assert (to_full.returncode, to_full.stderr) == (69, "cronlock: can't write the answer: No space left on device\n")
+    assert (to_nobody.returncode, to_nobody.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("letter", ["\n", "\x1f", "\x7f", "\x85", "\x9b"])

@@ -31,8 +31,10 @@ def parse(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]] | None:
     """As arguments.plain, by click. None: help or the version was asked for, and is printed."""
     try:
         context = command().make_context("cronlock", list(argv))
-    except click.exceptions.Exit:
+    except (click.exceptions.Exit, BrokenPipeError):  # a reader of --help that has read enough is nobody's defect
         return None
+    except OSError as error:
+        raise errors.BackendError(f"can't write the answer: {error.strerror}") from None
     except click.ClickException as error:
         raise errors.UsageError(_in_our_words(error)) from None
     words = [*context.params.pop("words")]
