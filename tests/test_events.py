@@ -135,6 +135,20 @@ def test_warn_after_what_is_usual_or_never(held, start, store):
     assert never.end() == (0, "", "")
 
 
+def test_waiting_word_for_word(start, store, tmp_path):
+    holder = start("job", "sh", "-c", ": >$T/in; until [ -e $T/go ]; do sleep .02; done", backend=store)
+    until((tmp_path / "in").exists)
+    with (tmp_path / "err").open("w") as err:
+        patient = start("-v", "-w", "1h", "job", "true", backend=store, stderr=err)
+    said = rf"cronlock: job: waiting up to (1h|59m59s|59m): held by {HERE}, pid \d+, user \S+, command sh, since {STAMP} \([\dms.]+\)\n"
+    until(lambda: re.fullmatch(said, (tmp_path / "err").read_text()))
+    silent = start("-w", "1h", "job", "true", backend=store)
+    (tmp_path / "go").touch()
+    assert (holder.end(), silent.end()) == ((0, "", ""), (0, "", ""))
+    assert patient.wait(20) == 0
+    assert (tmp_path / "err").read_text().count("waiting") == 1
+
+
 def test_json_is_one_object_a_line(finish, logs, store):
     status, out, err = finish("--log-format", "json", "job", "sh", "-c", "echo out; exit 3", backend=store)
     events = logs(err)

@@ -40,6 +40,7 @@ EVENTS = {
     "interrupted": "a signal came before the command was started",
     "error": "wrong usage, configuration or rights, or a defect of cronlock: nothing was run",
     # on the way there
+    "waiting": "another holder has the lock, and --wait is not over; said once",
     "acquired": "the lock is held",
     "started": "the command runs",
     "ended": "the command has ended; the release follows",
@@ -190,7 +191,7 @@ def of_outcome(
         run = answer.run
         fields |= {"holder" if isinstance(answer, Busy) else "run": _plain(run), "usual": known.as_dict() if known else None}
     if isinstance(answer, Busy):
-        fields |= {"held_for": round(clock.wall() - run.start, 3) if run else None, "ttl_left": answer.ttl_left, "overdue": overdue}
+        fields |= _held(answer) | {"overdue": overdue}
         return Event(word, "warning" if warn else "contention", busy(answer, known, overdue=overdue), fields)
     if isinstance(answer, Done):
         return Event(word, "contention", done(answer, known), fields)
@@ -207,6 +208,13 @@ def of_outcome(
     if word == "interrupted" and outcome.signal:
         return Event(word, "info", f"{signal_name(outcome.signal)} came before the command was started", fields)
     return Event(word, "info", f"{word}" + (f" with status {outcome.code}" if word == "failed" else ""), fields)
+
+
+def of_waiting(answer: Busy, seconds: float) -> Event:
+    """Who is in the way of a start that waits, for at most so many seconds."""
+    longest = f" up to {durations.show(round(seconds, 1))}" if seconds < float("inf") else ""
+    who = busy(answer).removeprefix("busy: ")
+    return Event("waiting", "contention", f"waiting{longest}: {who}", {"holder": _plain(answer.run)} | _held(answer))
 
 
 def of_error(error: CronlockError) -> Event:
@@ -236,6 +244,10 @@ def done(answer: Done, known: Usual | None = None) -> str:
     took = f" after {durations.show(max(0.0, round(run.end - run.start)))}{_usually(known)}" if run.end is not None else ""
     who = f"this period ({run.label}) was run on {run.host}, pid {run.pid}, from {clock.stamp(run.start)}"
     return f"done: {who}; it {end}{took}; run without --once-per to run it anyway"
+
+
+def _held(answer: Busy) -> dict[str, object]:
+    return {"held_for": round(clock.wall() - answer.run.start, 3) if answer.run else None, "ttl_left": answer.ttl_left}
 
 
 def _usually(known: Usual | None) -> str:

@@ -14,6 +14,7 @@ from cronlock.lean import signal, suppress
 from cronlock.lease import INF, Keeping
 from cronlock.local import crowded, username
 from cronlock.model import Busy, Done, Event, Grant, Job, Outcome, Run
+from cronlock.observers import of_waiting
 from cronlock.signals import Signals
 from cronlock.usual import LEAST, usual
 
@@ -82,6 +83,7 @@ def acquire(job: Job, grant: Grant, backend: Backend, signals: Signals, observe:
     """Ask once, or until `job.wait` is over; the answer, and the instant before it was asked for."""
     began = clock.now()
     until = began + min(job.wait, max(0.0, job.period_end - clock.wall()))
+    waited = False
     heard: float | None = None  # when the store last answered
     first: float | None = None  # before the first try that got no answer: it may have got the lock all the same, and a later one meets it
     while True:
@@ -99,6 +101,9 @@ def acquire(job: Job, grant: Grant, backend: Backend, signals: Signals, observe:
                     return answer, asked
                 if clock.now() >= until:
                     return answer, asked
+                if not waited:
+                    observe(of_waiting(answer, clock.left(until)))
+                waited = True
                 backend.wait(job.name, until)
         except Interrupted:
             backend.abandon(grant, clock.now() + RELEASE)
