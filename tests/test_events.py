@@ -225,6 +225,20 @@ def test_syslog_identifier_and_priorities(tmp_path):
     syslog.close()
 
 
+def test_a_syslog_that_was_started_anew_hears_the_next_event(tmp_path):
+    complaints, path = [], tmp_path / "log"
+    syslog = Syslog("job", complaints.append, str(path))
+    for text in ("before", "after"):
+        path.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
+            log.bind(str(path))
+            log.settimeout(10)
+            syslog(Event("ok", "info", text))
+            assert log.recv(65536).decode().endswith(text)
+    assert complaints == []
+    syslog.close()
+
+
 def test_a_stuck_syslog_keeps_nobody(tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
         log.bind(str(tmp_path / "log"))

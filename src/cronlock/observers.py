@@ -132,7 +132,11 @@ class Syslog:
 
     def __call__(self, event: Event) -> None:
         try:
-            self._send(event)
+            try:
+                self._send(event)
+            except ConnectionError:  # the daemon was started anew since the last event: once more, as syslog(3) does
+                self.close()
+                self._send(event)
         except OSError as error:
             self.close()
             if not self._said:
