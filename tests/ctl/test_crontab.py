@@ -80,6 +80,17 @@ CRONLOCK_TTL = "20s"
     assert (where, environ["LOGNAME"], command) == ("/etc/cron.d/x:1", "nobody", "cronlock c true")
 
 
+def test_files_that_cron_reads_otherwise_than_an_editor():
+    """As Debian's cron 3.0pl1 did with them: CR LF, no newline at the end, lines that are none."""
+    line = "* * * * * root cronlock -q a true"
+    texts = {"crlf": f"MAILTO=root\r\n{line}\r\n", "open": line, "well": f"{line}\n", "torn": f"/usr/bin/cronlock\n@cronlock\n{line}\n"}
+    found = crontab.findings([(place, text, "") for place, text in texts.items()])
+    assert [(one.level, one.text) for one in found] == [
+        ("trouble", "crlf:2: the line ends with CR LF, and cron makes the CR part of the command"),
+        ("trouble", "open: no newline at its end: Debian's cron ignores the whole file"),
+    ]
+
+
 def test_the_lines_that_are_shown_have_no_traps():
     example = (ROOT / "examples/crontab.example").read_text()
     found = [(where, said(command, **environ)) for where, environ, command in crontab.entries(example, "example", "root")]
@@ -97,13 +108,15 @@ def test_check_reads_the_crontabs_of_this_machine():
         script = """
         for place in /var/spool/cron/crontabs /etc/cron.d; do mount -t tmpfs tmpfs $place; done
         crontab mine; cp theirs /etc/cron.d/app; cp theirs /etc/cron.d/app.dpkg-old
+        printf '* * * * * root cronlock -q a true\\r\\n' >/etc/cron.d/windows
         cronlockctl check --json; echo
         """
-        done = sh.run(f"{script} rm /etc/cron.d/app; crontab -r; cronlockctl check | grep crontab >&2")
+        done = sh.run(f"{script} rm /etc/cron.d/app /etc/cron.d/windows; crontab -r; cronlockctl check | grep crontab >&2")
     found = [one for one in json.loads(done.out)["findings"] if one["subject"] == "crontab"]
     assert [(one["level"], one["text"].partition(": ")[0]) for one in found] == [
         ("warning", "crontab -l:2"),
         ("trouble", "/etc/cron.d/app:2"),
+        ("trouble", "/etc/cron.d/windows:1"),
     ]
     assert done.err.strip().endswith("no line here starts cronlock")
 

@@ -129,7 +129,7 @@ def _crontabs() -> Iterator[Text]:
     with suppress(OSError):
         names = [name for name in sorted(os.listdir("/etc/cron.d")) if name.replace("-", "a").replace("_", "a").isalnum()]  # as cron(8)
     for path in ("/etc/crontab", *(f"/etc/cron.d/{name}" for name in names)):
-        with suppress(OSError), open(path, errors="surrogateescape") as file:
+        with suppress(OSError), open(path, errors="surrogateescape", newline="\n") as file:
             yield path, file.read(), ""
 
 
@@ -137,7 +137,7 @@ def _printed(*words: str) -> str:
     """What a program says on stdout; nothing if it isn't there. Importing subprocess would be a quarter of this verb's time."""
     out, null = os.memfd_create("out"), nothing()
     places = [(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, out, 1), (os.POSIX_SPAWN_DUP2, null, 2)]
-    with open(out, errors="surrogateescape") as file, open(null), suppress(OSError):
+    with open(out, errors="surrogateescape", newline="\n") as file, open(null), suppress(OSError):
         pid = os.posix_spawnp(words[0], words, os.environ, file_actions=places)
         watched = os.pidfd_open(pid)
         poll = select.poll()

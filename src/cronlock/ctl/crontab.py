@@ -29,13 +29,22 @@ def findings(crontabs: Sequence[Text]) -> Iterator[Finding]:
     """Of the lines that run as the caller; root sees all. Nothing if none of them starts cronlock."""
     me = username()
     seen, fine = 0, 0
-    for where, cron, command in (line for place, text, user in crontabs for line in entries(text, place, user)):
-        if me not in ("root", cron["LOGNAME"]):
-            continue
-        for argv, own, cut in commands(command):
-            found = list(traps(argv, cron | own, cut))
-            seen, fine = seen + 1, fine + (not found)
-            yield from (Finding(one.level, "crontab", f"{where}: {one.text}", one.remedy) for one in found)
+    for place, text, user in crontabs:
+        lines = [line for line in entries(text, place, user) if me in ("root", line[1]["LOGNAME"])]
+        for where, cron, command in lines:
+            if command.endswith("\r"):
+                seen += 1
+                cr = f"{where}: the line ends with CR LF, and cron makes the CR part of the command"
+                yield Finding("trouble", "crontab", cr, "save the file with LF alone")
+                continue
+            for argv, own, cut in commands(command):
+                found = list(traps(argv, cron | own, cut))
+                seen, fine = seen + 1, fine + (not found)
+                yield from (Finding(one.level, "crontab", f"{where}: {one.text}", one.remedy) for one in found)
+        if lines and not user and not text.endswith("\n"):  # crontab(1) takes none like that
+            seen += 1
+            torn = f"{place}: no newline at its end: Debian's cron ignores the whole file"
+            yield Finding("trouble", "crontab", torn, "end its last line")
     if seen and seen == fine:
         yield Finding("ok", "crontab", f"{seen} lines with cronlock, nothing wrong")
 
@@ -43,12 +52,13 @@ def findings(crontabs: Sequence[Text]) -> Iterator[Finding]:
 def entries(text: str, place: str, user: str = "") -> Iterator[Line]:
     """Crontab lines. Without `user` each names its own."""
     variables: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if setting := re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*(.*?)\s*", line):
             variables[setting[1]] = setting[2][1:-1] if re.fullmatch(r"'.*'|\".*\"", setting[2]) else setting[2]
             continue
-        fields = line.split(None, (1 if line.lstrip().startswith("@") else 5) + (not user))
-        if not line.lstrip().startswith("#") and re.search(r"\bcronlock\b", fields[-1] if fields else ""):
+        before = (1 if line.lstrip().startswith("@") else 5) + (not user)
+        fields = line.split(None, before)
+        if not line.lstrip().startswith("#") and len(fields) > before and re.search(r"\bcronlock\b", fields[-1]):
             who = user or fields[-2]
             yield f"{place}:{number}", {"SHELL": "/bin/sh", "LOGNAME": who, "HOME": _home(who)} | variables, fields[-1]
 
