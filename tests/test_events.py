@@ -178,7 +178,7 @@ def test_json_of_a_skipped_start(held, finish, logs, store):
 def test_json_of_heartbeats(finish, logs, monitor):
     heartbeat = ("--heartbeat", monitor.url, "--heartbeat", "http://127.0.0.1:1", "--heartbeat-timeout", "1s")
     events = logs(finish("--log-format", "json", *heartbeat, "job", "true")[2])
-    assert [event["event"] for event in events] == ["acquired", "started", "ended", "ok", "heartbeat", "heartbeat-lost"]
+    assert [event["event"] for event in events] == ["acquired", "started", "ended", "heartbeat", "heartbeat-lost", "ok"]
     assert [event["event"] for event in events if "status" in event] == ["ok"]
     for key in set().union(*events):
         assert f"`{key}`" in (ROOT / "docs/events.md").read_text(), key

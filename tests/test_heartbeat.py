@@ -612,6 +612,22 @@ def test_what_a_slow_reader_has_not_read_yet_is_not_lost(start: Start, finish: F
     assert job.end()[0] == 0
 
 
+@pytest.mark.parametrize("command", [("sh", "-c", "head -c 65536 /dev/zero >&2; kill -9 $$"), ("no-such-program",)])
+def test_whoever_does_not_read_our_last_words_keeps_no_ping(start: Start, locks: str, monitor: Server, command: tuple[str, ...]) -> None:
+    """stderr is full, as under a cron whose mailer hangs; what is said then is said when there is room."""
+    read, write = os.pipe()
+    if len(command) == 1:
+        os.write(write, bytes(65536))
+    job = start("--heartbeat", monitor.url + CHECK, "j", *command, backend=locks, stderr=write)
+    os.close(write)
+    until(lambda: bool(monitor.lines) and monitor.lines[-1].startswith("POST"))
+    assert job.poll() is None
+    with open(read, "rb") as stream:
+        said = stream.read()[65536:]
+    assert said.count(b"\n") == 1 and (b"SIGKILL" in said or b"not found" in said)
+    assert job.wait() in (137, 127)
+
+
 def test_a_signal_ends_the_wait_for_a_reader(start: Start, locks: str, monitor: Server) -> None:
     options = ("--heartbeat", monitor.url + CHECK, "--heartbeat-output", "1k")
     read, write = os.pipe()

@@ -63,13 +63,15 @@ def start(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             outcome = run(job, backend, heartbeat.observe if heartbeat else observe, tail)
         finally:
             observe.patience = None
+        if heartbeat:  # before all that is left to say: whoever reads stderr may be stuck, as cron is with its mailer
+            heartbeat.finish(outcome)
         if outcome.ran:  # not on a skip: N-1 servers would mail it every tick
             for doubt in doubts(sources, words, job, url):
                 observe(doubt)
     except errors.CronlockError as error:
-        observe(observers.of_error(error))
         if heartbeat and isinstance(error, errors.CommandError):
             heartbeat.finish(Outcome("failed", error.code, detail=str(error)))
+        observe(observers.of_error(error))
         return exits.status(error)
     except errors.Interrupted as error:
         return exits.status(error)
@@ -82,8 +84,6 @@ def start(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         observe(Event("error", "trouble", text, {"status": exits.INTERNAL}))
         return exits.INTERNAL
     status = finish(outcome, job, backend, observe)
-    if heartbeat:
-        heartbeat.finish(outcome)
     if tail:
         tail.settle()
     return status
