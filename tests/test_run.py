@@ -365,6 +365,12 @@ def test_no_fork_of_a_command_that_is_not_there_is_no_run_that_vanished(finish: 
     assert [run.outcome for run in open_backend(url).history("x", clock.now() + 5)] == ["failed", "ok"]
 
 
+def test_no_fork_and_a_signal_just_before_the_command_is_not_swallowed() -> None:
+    """It comes after the last look at what was received: the command, which takes this process over, must have it."""
+    script = "import os, cronlock.signals as s; own = s.Signals().__enter__(); os.kill(os.getpid(), 15); own.give_back(); os._exit(0)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGTERM
+
+
 def on_terminal(*argv: str, keys: bytes, ready: Path, env: dict[str, str]) -> tuple[int, bytes]:
     """The status and output of a command that has a terminal, after `keys` were typed once `ready` exists."""
     pid, fd = pty.fork()

@@ -45,11 +45,13 @@ class Signals:
         """They stay ours until the process ends: one that comes now must not cut the last words short."""
 
     def give_back(self) -> None:
-        """As they were at the start, for a program that takes this process over."""
+        """As they were at the start, for a program that takes this process over. What came since the last look comes again."""
         for signum in (*TAKEN, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
             if signal.getsignal(signum) != signal.SIG_IGN or signum in (signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
+        for number in self.received:
+            signal.raise_signal(number)
 
     @property
     def fd(self) -> int:
