@@ -21,6 +21,7 @@ from cronlock.model import Outcome
         (Outcome("done"), 75),
         (Outcome("unavailable", 75), 75),
         (Outcome("interrupted", signal=15), 143),
+        (Outcome("ok"), 70),  # nobody knows how it ended, which is never success
     ],
 )
 def test_outcomes(outcome: Outcome, status: int) -> None:

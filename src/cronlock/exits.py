@@ -43,7 +43,7 @@ def status(end: Outcome | BaseException, conflict_code: int = BUSY) -> int:
 
 def _of_outcome(end: Outcome, conflict_code: int) -> int:
     word = end.word
-    if word in ("busy", "done", "skipped"):
+    if word in ("busy", "done"):
         return conflict_code
     if word == "timed-out":
         return TIMED_OUT
@@ -51,6 +51,4 @@ def _of_outcome(end: Outcome, conflict_code: int) -> int:
         return LOST
     if end.signal is not None:  # killed, interrupted, or lost and continued
         return SIGNAL + end.signal
-    if end.code is not None:
-        return end.code
-    return {"unavailable": UNAVAILABLE, "ok": 0}.get(word, INTERNAL)
+    return INTERNAL if end.code is None else end.code

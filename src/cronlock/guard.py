@@ -23,7 +23,7 @@ import os
 import select
 import time
 
-from cronlock import clock, tree
+from cronlock import clock, exits, tree
 from cronlock.errors import CommandError
 from cronlock.lean import hold_only, nothing, recv_fds, send_fds, signal, socket, suppress
 from cronlock.model import Value
@@ -467,8 +467,9 @@ def cannot_start(argv: tuple[str, ...], environ: Mapping[str, str], code: int) -
     if code in (errno.ENOENT, errno.ENOTDIR):
         if "/" in argv[0]:
             why = "it exists, but the interpreter in its first line does not" if os.path.exists(argv[0]) else "no such file"
-            return CommandError(f"{argv[0]}: {why}", 127)
-        if argv[0].startswith("-"):
-            return CommandError(f"{argv[0]}: command not found: options stand before the lock's NAME", 127)
-        return CommandError(f"{argv[0]}: command not found in PATH={search_path(environ)} (cron's PATH is short: give the whole path)", 127)
-    return CommandError(f"{argv[0]}: cannot be executed: {os.strerror(code)}", 126)
+        elif argv[0].startswith("-"):
+            why = "command not found: options stand before the lock's NAME"
+        else:
+            why = f"command not found in PATH={search_path(environ)} (cron's PATH is short: give the whole path)"
+        return CommandError(f"{argv[0]}: {why}", exits.NOT_FOUND)
+    return CommandError(f"{argv[0]}: cannot be executed: {os.strerror(code)}", exits.NOT_EXECUTABLE)
