@@ -5,16 +5,17 @@ from __future__ import annotations
 import io
 import os
 import subprocess
+import time
 from contextlib import redirect_stdout
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cronlock import manual
+from cronlock import clock, manual
 from cronlock.arguments import plain, understand
 from cronlock.config import settle
-from cronlock.errors import CronlockError
+from cronlock.errors import CronlockError, UsageError
 from cronlock.options import OPTIONS
 from shell import cronlock
 
@@ -115,6 +116,98 @@ def test_an_answer_that_nobody_takes(option):
 def test_a_name_with_a_control_character(finish, letter):
     status, _, err = finish(f"a{letter}31m", "true")
     assert status == 64 and err.startswith("cronlock: the lock NAME 'a\\") and "control character" in err
+
+
+def understood(*argv, **environ):
+    options, words = plain(argv)
+    values, _ = settle(options, words[0] if words else "", ENVIRON | environ)
+    return understand(values, words, ENVIRON | environ)[0]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([], "a lock NAME is missing"),
+        (["", "true"], "the lock NAME is empty"),
+        (["x" * 201, "true"], "has 201 characters"),
+        (["a\nb", "true"], "contains a control character"),
+        (["a\x7fb", "true"], "contains a control character"),
+        (["job"], "no COMMAND after the lock name 'job'"),
+        (["release"], "did you mean cronlockctl release?"),
+        (["9"], "does not lock file descriptors"),
+        (["job", ""], "the COMMAND is an empty word"),
+        (["job", "-c"], "-c takes exactly one argument"),
+        (["job", "--command", "a", "b"], "--command takes exactly one argument"),
+        (["-c", "a", "job", "true"], "not both"),
+        (["-n", "-w", "5", "job", "true"], "-n and -w contradict each other"),
+        (["-v", "-q", "job", "true"], "-v and -q contradict each other"),
+        (["-F", "-b", "redis://h", "job", "true"], "-F works with local file locks only"),
+        (["-F", "-b", "nfs:///d", "job", "true"], "-F works with local file locks only"),
+        *[(["-F", f"--{key}", "5s", "job", "true"], f"see to --{key}:") for key in ("max-runtime", "min-hold", "warn-after")],
+        (["-F", "--heartbeat", "https://h/x", "job", "true"], "see to --heartbeat:"),
+        (["-F", "--once-per", "5m", "job", "true"], "see to --once-per:"),
+        (["--retry-failed", "job", "true"], "--retry-failed needs --once-per"),
+        (["--prefer", "web1", "job", "true"], "--prefer needs --once-per"),
+        (["--once-per", "5m", "--jitter", "5m", "job", "true"], "--jitter 5m must be shorter than --once-per 5m"),
+        (["--once-per", "1m", "--prefer", "a", "--standby-delay", "1m", "job", "true"], "--standby-delay 1m must be shorter"),
+    ],
+)
+def test_what_is_not_understood_is_said(argv, said):
+    with pytest.raises(UsageError) as error:
+        understood(*argv)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("argv", "command"),
+    [
+        (["job", "a", "-c", "b"], ("a", "-c", "b")),
+        (["job", "--", "-c", "x"], ("-c", "x")),
+        (["job", "--", "--", "x"], ("--", "x")),
+        (["--", "job", "x", "--"], ("x", "--")),
+        (["job", "-c", "a && b"], ("/bin/sh", "-c", "a && b")),
+        (["job", "-c", ""], ("/bin/sh", "-c", "")),
+        (["-c", "a", "job", "--"], ("/bin/sh", "-c", "a")),
+        (["x" * 200, "true", ""], ("true", "")),
+        (["-F", "-b", "file:///d", "job", "true"], ("true",)),
+        (["--once-per", "1m", "--standby-delay", "1m", "job", "true"], ("true",)),  # which delays nothing without --prefer
+    ],
+)
+def test_the_command_is_as_given(argv, command):
+    assert understood(*argv).command == command
+
+
+def test_the_callers_shell():
+    assert understood("job", "-c", "a", SHELL="/bin/zsh").command[0] == "/bin/zsh"
+    assert understood("job", "-c", "a", SHELL="").command[0] == "/bin/sh"
+
+
+def test_those_that_are_not_preferred_hold_back():
+    here = os.uname().nodename
+    for preferred, delay in ((["web1"], 7.0), (["web1", here], 0.0), ([here.partition(".")[0]], 0.0), ([here + "x"], 7.0), ([], 0.0)):
+        names = [word for host in preferred for word in ("--prefer", host)]
+        assert understood("--once-per", "1m", *names, "--standby-delay", "7s", "job", "true").standby == delay, preferred
+
+
+@pytest.fixture
+def berlin(monkeypatch):
+    """The process's zone, and 21:30 there, on a Sunday."""
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    monkeypatch.setattr(clock, "wall", lambda: 1_795_984_200.0)  # 2026-11-29T20:30Z
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("environ", "label", "end"),
+    [({}, "1d/2026-11-29", "2026-11-29T23:00Z"), ({"CRON_TZ": "Asia/Kolkata"}, "1d/2026-11-30", "2026-11-30T18:30Z")],
+)
+def test_a_day_is_crons(berlin, environ, label, end):
+    """Its CRON_TZ, where it has one, else the process's zone."""
+    job = understood("--once-per", "1d", "--retry-failed", "job", "true", **environ)
+    assert (job.label, time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime(job.period_end)), job.retry_failed) == (label, end, True)
 
 
 def test_an_option_behind_the_name_is_the_commands_name(finish, tmp_path):

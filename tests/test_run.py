@@ -17,6 +17,7 @@ import pytest
 from cronlock import clock
 from cronlock.errors import Interrupted
 from cronlock.registry import open_backend
+from cronlock.run import random_part
 from cronlock.signals import Signals
 from fixtures_store import CRONLOCK, Started, alive, until
 
@@ -320,6 +321,27 @@ def test_an_ignored_sigchld_loses_no_status(start: Start, tmp_path: Path) -> Non
         "c", "sh", "-c", "exit 9", backend=f"flock://{tmp_path}/l", preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     )
     assert job.end()[0] == 9
+
+
+def test_a_standby_holds_back_and_then_runs(finish: Finish, tmp_path: Path) -> None:
+    began = time.monotonic()
+    standby = ("--once-per", "1h", "--prefer", "nowhere", "--standby-delay", "2s")
+    assert finish(*standby, "j", "echo", "ran", backend=f"flock://{tmp_path}/l") == (0, "ran\n", "")
+    assert time.monotonic() - began >= 2
+
+
+def test_a_signal_while_it_holds_back_ends_it(start: Start, finish: Finish, tmp_path: Path) -> None:
+    store = f"flock://{tmp_path}/l"
+    standby = start("--once-per", "1d", "--prefer", "nowhere", "--standby-delay", "1h", "j", "echo", "no", backend=store)
+    until(lambda: "sleep" in _wchan(standby.pid))
+    standby.send_signal(signal.SIGTERM)
+    assert standby.end(10)[:2] == (143, "")
+    assert finish("--once-per", "1d", "j", "true", backend=store)[0] == 0  # it has used up nothing
+
+
+def test_jitter_is_any_part_of_it() -> None:
+    parts = [random_part(10.0) for _ in range(1000)]
+    assert 0 <= min(parts) < 1 < 9 < max(parts) < 10
 
 
 def test_a_signal_while_waiting_ends_it_with_its_own_status(start: Start, finish: Finish, tmp_path: Path, store: str) -> None:

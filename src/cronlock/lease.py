@@ -32,11 +32,14 @@ class Keeping:
         self.gap = ttl / 3 if finite else INF
         self._interval = ttl / 3 if finite else LOOK
         self._gone = False
-        self._valid_until = self._next = 0.0
-        self._pause, self._patience = PAUSE[0], PATIENCE[0]
-        self.unanswered = ""  # why, while nobody knows
         self.regained = False
         self._granted(asked)
+
+    def _granted(self, asked: float) -> None:
+        self._valid_until = asked + self.lease.valid_for
+        self._next = asked + self._interval
+        self.unanswered = ""  # why, while nobody knows
+        self._pause, self._patience = PAUSE[0], PATIENCE[0]
 
     @property
     def deadline(self) -> float:
@@ -85,9 +88,3 @@ class Keeping:
             return False
         self._granted(asked)
         return True
-
-    def _granted(self, asked: float) -> None:
-        self._valid_until = asked + self.lease.valid_for
-        self._next = asked + self._interval
-        self.unanswered = ""
-        self._pause, self._patience = PAUSE[0], PATIENCE[0]
