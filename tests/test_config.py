@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from cronlock import config
-from cronlock.config import has_password, settle
+from cronlock.config import expanded, has_password, settle
 from cronlock.errors import ConfigError, PermissionDenied, UsageError
 from cronlock.options import OPTIONS
 from fixtures_store import CRONLOCK
@@ -86,6 +86,7 @@ def test_a_name_stands_for_a_url(file):
     assert source == f"{path} [backends] secret, named by the command line"
     with pytest.raises(UsageError, match=r"no backend 'mian' in the config's \[backends\], which has main, secret"):
         values(path, given={"backend": "mian"})
+    assert values("/dev/null", given={"backend": "mian"})[0]["backend"] == "mian"  # the registry says what a URL looks like
 
 
 def test_the_users_is_laid_over_the_systems(tmp_path, monkeypatch):
@@ -114,6 +115,8 @@ def test_the_users_is_laid_over_the_systems(tmp_path, monkeypatch):
         ("defaults = 5", r"defaults is a table: write \[defaults\]"),
         ("[backends]\nmain = 5", r"\[backends\]: main = … must be a name without colon and a URL"),
         ('[backends]\nmain = "nonsense"', r"must be a name without colon and a URL"),
+        ('[backends]\n"a:b" = "flock:"', r"must be a name without colon and a URL"),
+        ("[defaults]\nprefer = 5", r"\[defaults\] prefer: a list of strings is wanted"),
         ("[defaults]\nttl = true", r"\[defaults\] ttl: True is no value for it"),
         ("[defaults]\nttl = [5]", r"\[defaults\] ttl: \[5\] is no value for it"),
         ('[defaults]\nttl = "x"', r"\[defaults\] ttl: 'x' is no duration"),
@@ -132,6 +135,23 @@ def test_what_is_wrong_is_said_with_its_place(file, text, said):
     with pytest.raises(ConfigError, match=said) as error:
         values(path)
     assert path in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [("${A}", "x/y"), ("${A}b", "x%2Fyb"), ("a${A}", "ax%2Fy"), ("${A}${B}", "x%2Fyz"), ("$A", "$A"), ("${A", None), ("${C}", None)],
+)
+def test_a_reference_is_encoded_as_a_part_and_not_as_the_whole(text, meant):
+    if meant is None:
+        with pytest.raises(ConfigError, match="here: "):
+            expanded(text, "here", {"A": "x/y", "B": "z"})
+    else:
+        assert expanded(text, "here", {"A": "x/y", "B": "z"}) == meant
+
+
+def test_no_config_on_purpose():
+    """/dev/null, which everybody may write to."""
+    assert values("/dev/null")[1]["ttl"] == "built in"
 
 
 def test_a_reference_of_another_lock_is_no_trouble(file):

@@ -175,8 +175,6 @@ def _value(option: Option, setting: Setting, environ: Mapping[str, str]) -> Any:
         return tuple(_converted(option, one, where, environ) for one in ([raw] if isinstance(raw, str) else raw))
     if (isinstance(raw, bool) and option.kind != "flag") or not isinstance(raw, (str, int, float)):
         raise ConfigError(f"{where}: {raw!r} is no value for it: write it as on the command line, in quotes")
-    if isinstance(raw, bool):
-        return raw
     return _converted(option, raw if isinstance(raw, str) else str(raw), where, environ)
 
 
@@ -204,7 +202,7 @@ def expanded(text: str, where: str, environ: Mapping[str, str]) -> str:
 
 def _resolved(url: str, source: str, config: Config, environ: Mapping[str, str]) -> tuple[str, str]:
     """A name of [backends] becomes its URL. UsageError for one that is in no file."""
-    if ":" in url or not url:
+    if ":" in url:
         return url, source
     if url not in config.backends:
         if not config.backends:
