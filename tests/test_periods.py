@@ -28,12 +28,12 @@ def zone(request: pytest.FixtureRequest) -> Iterator[str]:
     time.tzset()
 
 
-@pytest.mark.parametrize("seconds", [60, 90, 300, 3600, 7200, 6 * HOUR, DAY, 7 * DAY, 2 * DAY])
+@pytest.mark.parametrize("seconds", [1, 60, 90, 300, 3600, 7200, 6 * HOUR, DAY, 7 * DAY, 2 * DAY])
 def test_what_tiles_is_a_period(seconds: int) -> None:
     assert check(float(seconds)) == seconds
 
 
-@pytest.mark.parametrize("seconds", [0, 0.5, 420, 5 * HOUR, 25 * HOUR, 1.5 * DAY, 61])
+@pytest.mark.parametrize("seconds", [0, 0.5, 60.5, 420, 5 * HOUR, 25 * HOUR, 1.5 * DAY, 61])
 def test_what_does_not_tile_is_refused_with_the_reason(seconds: float) -> None:
     with pytest.raises(ValueError, match="divide an hour"):
         check(seconds)

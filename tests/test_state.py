@@ -85,7 +85,10 @@ def test_a_label_is_had(outcome: str, retry: bool, had: bool) -> None:
 def test_min_hold_is_not_honoured_longer_than_its_own_length() -> None:
     held = state.claim(state.State(), Grant("n", run("a"), 60, min_hold=100), NOW)
     assert isinstance(held, state.State)
-    assert isinstance(state.claim(held, Grant("n", run("b"), 60), NOW + 99), Busy)
+    busy = state.claim(held, Grant("n", run("b"), 60), NOW + 99)
+    assert isinstance(busy, Busy)
+    assert (busy.held, busy.ttl_left) == (True, 1.0)
+    assert isinstance(state.claim(held, Grant("n", run("b"), 60), NOW + 100), state.State)
     assert isinstance(state.claim(held, Grant("n", run("b"), 60), NOW + 101), state.State)
     assert isinstance(state.claim(held, Grant("n", run("b"), 60), NOW - 86400), state.State)  # the clock was set back a day
 
@@ -99,3 +102,49 @@ def test_an_end_that_nobody_wrote_is_vanished() -> None:
     over = state.ended(granted, run("a", "1h/x", "ok"))
     assert state.vanished(over) is None
     assert over.claims[0].outcome == "ok"
+
+
+def test_an_end_changes_nothing_of_the_next_grant() -> None:
+    """An ex-holder may write its end late."""
+    first = state.claim(state.State(), Grant("n", run("a", "1h/x"), 60), NOW)
+    assert isinstance(first, state.State)
+    second = state.claim(first, Grant("n", run("b", "1h/y"), 60, min_hold=100), NOW + 1)
+    assert isinstance(second, state.State)
+    late = state.ended(second, run("a", "1h/x", "lost"))
+    assert late == second.but(claims=(run("a", "1h/x", "lost"), second.claims[1]))
+    assert state.withdrawn(second, "a") == second
+    assert state.ended(state.State(), run("a")) == state.State() == state.withdrawn(state.State(), "a")
+
+
+def test_a_grant_that_was_withdrawn_uses_nothing_up() -> None:
+    first = state.claim(state.State(), Grant("n", run("a", "1h/x"), 60), NOW)
+    assert isinstance(first, state.State)
+    second = state.claim(first, Grant("n", run("b", "1h/y"), 60, min_hold=100), NOW + 1)
+    assert isinstance(second, state.State)
+    gone = state.withdrawn(second, "b")
+    assert (gone.claims, gone.held, gone.fence) == (first.claims, 0.0, second.fence)
+    assert state.vanished(gone) is None
+
+
+def test_an_operators_grant_takes_the_holders_place() -> None:
+    granted = state.claim(state.State(), Grant("n", run("a", "1h/x"), 60, min_hold=100), NOW)
+    assert isinstance(granted, state.State)
+    for store_now in (NOW + 5, NOW - 1000):
+        seized = state.seized(granted, run("a", "1h/x", "lost"), run("op", outcome="released"), store_now)
+        assert seized.run == run("op", outcome="released").but(fence=seized.fence)
+        assert seized.fence == max(granted.fence + 1, int(store_now * 1e6))
+        assert (seized.held, [c.outcome for c in seized.claims]) == (0.0, ["lost"])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *['"pid":"1"', '"pid":1.5', '"start":"1"', '"start":1e12', '"end":"1"', '"end":1e12', '"status":"0"', '"status":0.5'],
+        *[f'"{field}":1' for field in ("token", "host", "run_id", "user", "command", "label", "outcome")],
+    ],
+)
+def test_a_run_whose_fields_have_the_wrong_kind_is_foreign(wrong: str) -> None:
+    good = '{"token":"t","host":"h","pid":1,"start":1,'
+    assert state.decode_run(good + '"later":"field"}').token == "t"
+    with pytest.raises(state.Foreign):
+        state.decode_run(f"{good}{wrong}}}")
