@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from cronlock.registry import open_backend
 from cronlock.run import random_part
 from cronlock.signals import Signals
 from fixtures_store import CRONLOCK, Started, alive, until
+from shell import Shell, need_root
 
 Start = Callable[..., Started]
 Finish = Callable[..., tuple[int, str, str]]
@@ -211,6 +213,30 @@ def test_max_runtime_ends_the_tree_with_124(finish: Finish, tmp_path: Path, stor
     assert "--max-runtime 1s" in err
     assert time.monotonic() - began < 8
     assert not alive(pid_in(tmp_path / "p"))
+
+
+@pytest.mark.root
+def test_what_cannot_be_killed_is_named_and_the_lock_kept_until_it_is_gone() -> None:
+    """Another user's process. It ends by itself, after a time for which nobody else gets in."""
+    need_root()
+    with Shell() as sh:
+        shutil.copy(shutil.which("setpriv") or "", sh.T / "as-root")
+        (sh.T / "as-root").chmod(0o4755)
+        done = sh.run(
+            """
+            ROOT="$T/as-root --reuid 0 --regid 0 --clear-groups"; export ROOT
+            cronlock --max-runtime 1s --kill-after 0.2s n sh -c '$ROOT sleep 7 & echo $! >$T/pid; wait' 2>$T/err &
+            await grep -q alive $T/err
+            cronlock n true; echo during=$?
+            wait $!; echo rc=$?
+            cronlock n true; echo after=$?
+            echo pid=$(cat $T/pid); cat $T/err
+            """,
+            nobody=True,
+        )
+    assert (done["during"], done["rc"], done["after"]) == ("75", "124", "0"), done
+    assert done.out.count("still alive after KILL") == 1
+    assert f"the lock is kept as long as can be: pid {done['pid']}\n" in done.out
 
 
 def test_a_daemon_left_behind_holds_nothing_up(start: Start, finish: Finish, tmp_path: Path, store: str) -> None:
