@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 
 import pytest
@@ -41,7 +42,7 @@ class Store:
 
     def wait(self, name: str, until: float) -> None:
         self.waits.append(until)
-        run_module.time.sleep(min(0.1, clock.left(until)))
+        time.sleep(min(0.1, clock.left(until)))
 
 
 @pytest.fixture

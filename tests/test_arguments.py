@@ -139,6 +139,7 @@ def understood(*argv, **environ):
         (["job", "-c"], "-c takes exactly one argument"),
         (["job", "--command", "a", "b"], "--command takes exactly one argument"),
         (["-c", "a", "job", "true"], "not both"),
+        (["-c", "a", "job", "-c", "b"], "not both"),
         (["-n", "-w", "5", "job", "true"], "-n and -w contradict each other"),
         (["-v", "-q", "job", "true"], "-v and -q contradict each other"),
         (["-F", "-b", "redis://h", "job", "true"], "-F works with local file locks only"),
@@ -169,6 +170,8 @@ def test_what_is_not_understood_is_said(argv, said):
         (["job", "-c", ""], ("/bin/sh", "-c", "")),
         (["-c", "a", "job", "--"], ("/bin/sh", "-c", "a")),
         (["x" * 200, "true", ""], ("true", "")),
+        (["-n", "-q", "job", "true"], ("true",)),
+        (["-w", "5", "-v", "job", "true"], ("true",)),
         (["-F", "-b", "file:///d", "job", "true"], ("true",)),
         (["--once-per", "1m", "--standby-delay", "1m", "job", "true"], ("true",)),  # which delays nothing without --prefer
     ],

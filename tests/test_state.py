@@ -85,6 +85,9 @@ def test_a_label_is_had(outcome: str, retry: bool, had: bool) -> None:
 def test_min_hold_is_not_honoured_longer_than_its_own_length() -> None:
     held = state.claim(state.State(), Grant("n", run("a"), 60, min_hold=100), NOW)
     assert isinstance(held, state.State)
+    for now in (NOW - 0.5, NOW, NOW + 50):
+        assert isinstance(state.claim(held, Grant("n", run("b"), 60), now), Busy)
+    assert isinstance(state.claim(held, Grant("n", run("b"), 60), NOW - 2), state.State)
     busy = state.claim(held, Grant("n", run("b"), 60), NOW + 99)
     assert isinstance(busy, Busy)
     assert (busy.held, busy.ttl_left) == (True, 1.0)
