@@ -19,6 +19,7 @@ from cronlock import state as states
 from cronlock.backends import redis as backend_module
 from cronlock.backends import resp
 from cronlock.backends.redis import Redis, connect
+from cronlock.backends.redis_scripts import CLAIM
 from cronlock.backends.redis_url import parse
 from cronlock.errors import BackendError, ConfigError, CronlockError, Interrupted, LeaseLost, PermissionDenied, UsageError
 from cronlock.model import Busy, Done
@@ -439,6 +440,15 @@ def test_a_broken_state_is_set_aside_and_said(
     lease.release(finished(lease), soon())
     assert isinstance(backend.try_acquire(grant(name, label="1h/a"), soon()), Done)
     assert len(backend.warnings) == 1
+
+
+def test_a_lock_that_goes_between_the_refusal_and_the_script_uses_no_label_up(redis_server: RedisServer, redis_url: str, name: str) -> None:
+    """Another's, which refused ours: it was released before the script had its turn, and nothing will run for the label."""
+    key, run = lock_of(redis_url, name), grant(name, label="1h/a").run
+    keys = (key, f"{key}\x1fstate", f"{key}\x1fbroken")
+    asked = (run.token, states.encode_run(run), run.label, 0, "0.0", 60_000, "1700000000.0", f"{key}\x1ffree")
+    assert redis_server.cli("EVAL", CLAIM, len(keys), *keys, *asked)[0] == "busy"
+    assert redis_server.cli("EXISTS", *keys) == 0
 
 
 def test_a_newer_state_is_refused_in_words(opened: Callable[[str], Redis], redis_server: RedisServer, redis_url: str, name: str) -> None:
