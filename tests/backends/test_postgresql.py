@@ -527,6 +527,19 @@ def test_what_is_free_is_free_by_a_clock_set_back(
     assert admin.execute("select name from cronlock where expires > clock_timestamp() - interval '1 year'").fetchall() == []
 
 
+def test_a_min_hold_by_a_clock_set_back_keeps_nobody_out(
+    postgresql_url: str, admin: psycopg.Connection[Any], opened: Callable[[str], PostgreSQL]
+) -> None:
+    """As if it had been granted tomorrow: it is not over for a day, which nobody ever meant."""
+    backend = opened(postgresql_url)
+    lease = held(backend, "j", min_hold=60)
+    lease.release(finished(lease), soon())
+    answer = backend.try_acquire(grant("j"), soon())
+    assert isinstance(answer, Busy) and answer.held
+    admin.execute("update cronlock set granted = granted + interval '1 day', held = held + interval '1 day'")
+    held(backend, "j")
+
+
 def test_bytes_that_are_no_text_are_kept_readable(postgresql_url: str, opened: Callable[[str], PostgreSQL]) -> None:
     backend = opened(postgresql_url)
     asked = grant("j \udcff")

@@ -491,6 +491,21 @@ def test_the_fence_keeps_its_digits_and_grows_past_a_clock_set_back(
 
 
 @pytest.mark.parametrize("scripts", [True, False])
+def test_a_min_hold_by_a_clock_set_back_keeps_nobody_out(
+    opened: Callable[[str], Redis], redis_server: RedisServer, redis_url: str, name: str
+) -> None:
+    """As if it had been granted tomorrow: it is not over for a day, which nobody ever meant."""
+    key, backend = lock_of(redis_url, name), opened(redis_url)
+    lease = held(backend, name, min_hold=60)
+    lease.release(finished(lease), soon())
+    redis_server.cli("DEL", key)  # its expiry keeps the hold by itself, by a clock that is never set back
+    answer = backend.try_acquire(grant(name), soon())
+    assert isinstance(answer, Busy) and answer.held and redis_server.cli("EXISTS", key) == 0
+    state = states.decode(redis_server.cli("GET", f"{key}\x1fstate"))
+    redis_server.cli("SET", f"{key}\x1fstate", states.encode(state.but(held=state.held + 86400, fence=state.fence + 86400 * 10**6)))
+    held(backend, name)
+
+
 def test_state_and_history_expire_long_after_any_period(
     opened: Callable[[str], Redis], user: Callable[..., tuple[str, str]], redis_server: RedisServer, name: str, scripts: bool
 ) -> None:
