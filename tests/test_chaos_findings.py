@@ -115,6 +115,25 @@ except ChildProcessError:
     assert "somebody is left" not in said
 
 
+@pytest.mark.parametrize(("left", "ended"), [(-1.0, signal.SIGKILL), (60.0, 7 << 8)])
+def test_what_is_frozen_goes_on_with_a_lock_only(left: float, ended: int, tmp_path: Path) -> None:
+    """A renewal that comes too late does not thaw it, and without a lock it runs not one more instruction, not even its trap."""
+    up = tmp_path / "up"
+    said = with_guard(
+        f"""
+from cronlock import clock
+keeper = start("trap 'exit 7' TERM; touch {up}; while :; do sleep .01; done")
+until(lambda: hear(keeper, "started") and os.path.exists("{up}"))
+keeper.freeze()
+until(lambda: state(said[0].split()[1]) == "T")
+keeper.valid(clock.now() + {left}, 0.0, float("inf"))
+keeper.stop(5.0)
+until(lambda: hear(keeper, "gone"))
+"""
+    )
+    assert said[1:3] == ["stopping told", f"ended {ended:d}"]
+
+
 class Flaky:
     """Busy, then no answer, then a grant: which may be that of the try that got no answer."""
 

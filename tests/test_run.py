@@ -174,6 +174,16 @@ def test_a_frozen_cronlock_is_stopped_by_its_guard_before_the_lease_runs_out(
     assert "lock lost" in err
 
 
+def test_a_frozen_cronlocks_command_has_time_to_clean_up(start: Start, tmp_path: Path, leased: str) -> None:
+    job = start("-t", "4", "f", "sh", "-c", f"trap 'sleep .3; echo bye > $T/bye; exit 0' TERM; echo $$ > $T/up; {LOOP}", backend=leased)
+    command = pid_in(tmp_path / "up")
+    os.kill(job.pid, signal.SIGSTOP)
+    until(lambda: not alive(command), 10)
+    assert (tmp_path / "bye").read_text() == "bye\n"
+    os.kill(job.pid, signal.SIGCONT)
+    assert job.end()[0] == 76
+
+
 def test_a_short_freeze_of_cronlock_costs_nothing(start: Start, finish: Finish, tmp_path: Path, leased: str) -> None:
     job = start("-t", "6", "f", "sh", "-c", "echo $$ > $T/up; sleep 4; exit 3", backend=leased)
     pid_in(tmp_path / "up")

@@ -13,6 +13,7 @@ import pytest
 from cronlock import clock
 from cronlock.backends import flock
 from cronlock.backends.flock import connect
+from cronlock.errors import BackendError
 from cronlock.testing import BackendContract, finished, grant, soon
 from fixtures_store import Started
 from shell import Shell, need_root
@@ -44,6 +45,29 @@ def test_a_record_that_is_not_ours_is_said_to_people(tmp_path: Path, text: str, 
         lease.release(finished(lease), soon())
         assert (tmp_path / "j.lock.broken").read_text() == text
         assert backend.status("j", soon()).detail == ""
+
+
+@pytest.mark.parametrize("times", [1, 3, 1000])
+def test_a_file_replaced_between_open_and_lock_is_not_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """Others would lock the new one. It is opened again, but not for ever."""
+    path, locked, replaced = tmp_path / "j.lock", flock._locked, []
+
+    def late(fd: int) -> bool:
+        if len(replaced) < times:
+            replaced.append(fd)
+            (tmp_path / "new").touch()
+            os.replace(tmp_path / "new", path)
+        return locked(fd)
+
+    monkeypatch.setattr(flock, "_locked", late)
+    backend = connect(f"flock://{tmp_path}")
+    if times == 1000:
+        with pytest.raises(BackendError, match="again and again"):
+            backend.try_acquire(grant("j"), soon())
+    else:
+        lease = backend.try_acquire(grant("j"), soon())
+        lease.renew(soon())
+        assert len(replaced) == times
 
 
 @pytest.mark.root

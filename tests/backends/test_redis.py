@@ -18,7 +18,7 @@ from cronlock import clock, durations, registry
 from cronlock import state as states
 from cronlock.backends import redis as backend_module
 from cronlock.backends import resp
-from cronlock.backends.redis import Redis, connect
+from cronlock.backends.redis import Redis, RedisLease, connect
 from cronlock.backends.redis_scripts import CLAIM
 from cronlock.backends.redis_url import parse
 from cronlock.errors import BackendError, ConfigError, CronlockError, Interrupted, LeaseLost, PermissionDenied, UsageError
@@ -504,6 +504,24 @@ def test_a_min_hold_by_a_clock_set_back_keeps_nobody_out(
     state = states.decode(redis_server.cli("GET", f"{key}\x1fstate"))
     redis_server.cli("SET", f"{key}\x1fstate", states.encode(state.but(held=state.held + 86400, fence=state.fence + 86400 * 10**6)))
     held(backend, name)
+
+
+def test_the_script_writes_what_the_rule_says(opened: Callable[[str], Redis], redis_server: RedisServer, redis_url: str, name: str) -> None:
+    """Where the holder dies, the script's words are what the next one reads."""
+    key, backend = lock_of(redis_url, name), opened(redis_url)
+    known = tuple(finished(lease) for lease in [held(backend, f"{name}{i}", label=f"1m/{i}") for i in range(100)])
+    redis_server.cli("SET", f"{key}\x1fstate", states.encode(states.State(claims=known)))
+    for label, min_hold in (("1h/a", 0.0), ("", 0.0), ("1h/a", 60.0), ("1h/b", 0.0)):
+        lease = held(backend, name, label=label, min_hold=min_hold, retry_failed=True)
+        written = states.decode(redis_server.cli("GET", f"{key}\x1fstate"))
+        assert isinstance(lease, RedisLease) and written.run
+        for one, other in zip((written.run, *written.claims), (lease.run, *lease._state.claims), strict=True):
+            assert one.but(start=0.0, end=None) == other.but(start=0.0, end=None)
+        assert (written.fence, round(written.held, 2)) == (lease._state.fence, round(lease._state.held, 2))
+        assert len(written.claims) == 100
+        redis_server.cli("DEL", key)  # it dies
+        if min_hold:
+            redis_server.cli("SET", f"{key}\x1fstate", states.encode(written.but(held=0.0)))
 
 
 def test_state_and_history_expire_long_after_any_period(
