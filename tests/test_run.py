@@ -184,6 +184,19 @@ def test_a_frozen_cronlocks_command_has_time_to_clean_up(start: Start, tmp_path:
     assert job.end()[0] == 76
 
 
+def test_a_long_kill_after_does_not_outlast_the_lease(start: Start, tmp_path: Path, leased: str) -> None:
+    """cronlock is frozen while the command takes its time to stop: nobody renews any more, so it has no more than the lease."""
+    traps = "trap 'echo > $T/term' TERM"
+    job = start("-t", "3", "--kill-after", "60", "f", "sh", "-c", f"{traps}; echo $$ > $T/up; {LOOP}", backend=leased)
+    command = pid_in(tmp_path / "up")
+    job.send_signal(signal.SIGTERM)
+    until((tmp_path / "term").exists)
+    os.kill(job.pid, signal.SIGSTOP)
+    until(lambda: not alive(command), 5)
+    os.kill(job.pid, signal.SIGCONT)
+    assert job.end()[0] in (76, 137)
+
+
 def test_a_short_freeze_of_cronlock_costs_nothing(start: Start, finish: Finish, tmp_path: Path, leased: str) -> None:
     job = start("-t", "6", "f", "sh", "-c", "echo $$ > $T/up; sleep 4; exit 3", backend=leased)
     pid_in(tmp_path / "up")

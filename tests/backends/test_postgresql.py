@@ -527,6 +527,21 @@ def test_what_is_free_is_free_by_a_clock_set_back(
     assert admin.execute("select name from cronlock where expires > clock_timestamp() - interval '1 year'").fetchall() == []
 
 
+def test_the_fence_grows_past_a_clock_set_back(
+    postgresql_url: str, admin: psycopg.Connection[Any], opened: Callable[[str], PostgreSQL]
+) -> None:
+    backend, ahead = opened(postgresql_url), 4_000_000_000_123_457
+    lease = held(backend, "j")
+    lease.release(finished(lease), soon())
+    for stored, fence in ((ahead, ahead + 1), (ahead + 7, ahead + 8), (5, None)):
+        admin.execute("update cronlock set fence = %s", [stored])
+        lease = held(backend, "j", label=f"1h/{stored}")
+        shown = admin.execute("select fence, run->>'fence', claims->-1->>'fence' from cronlock").fetchone()
+        assert shown == (lease.run.fence, str(lease.run.fence), str(lease.run.fence))
+        assert lease.run.fence == fence or (fence is None and abs(lease.run.fence / 1e6 - time.time()) < 3600)
+        lease.release(finished(lease), soon())
+
+
 def test_a_min_hold_by_a_clock_set_back_keeps_nobody_out(
     postgresql_url: str, admin: psycopg.Connection[Any], opened: Callable[[str], PostgreSQL]
 ) -> None:

@@ -568,6 +568,7 @@ def test_an_evicted_key_is_noticed_and_regained(
     with pytest.raises(LeaseLost, match="gone"):
         lease.renew(soon())
     lease.regain(soon())
+    assert 0 < redis_server.cli("PTTL", lock_of(redis_url, name)) <= 5000  # not for ever
     lease.renew(soon())
     assert isinstance(other.try_acquire(grant(name), soon()), Busy)
     lease.release(finished(lease), soon())
