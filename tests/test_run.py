@@ -184,6 +184,13 @@ def test_a_frozen_cronlocks_command_has_time_to_clean_up(start: Start, tmp_path:
     assert job.end()[0] == 76
 
 
+def test_a_stopped_command_takes_its_term(start: Start, tmp_path: Path) -> None:
+    job = start("--kill-after", "60", "t", "sh", "-c", f"trap 'exit 7' TERM; echo $$ > $T/up; {LOOP}", backend=f"flock://{tmp_path}/l")
+    os.kill(pid_in(tmp_path / "up"), signal.SIGSTOP)
+    job.send_signal(signal.SIGTERM)
+    assert job.end(10)[0] == 7
+
+
 def test_a_long_kill_after_does_not_outlast_the_lease(start: Start, tmp_path: Path, leased: str) -> None:
     """cronlock is frozen while the command takes its time to stop: nobody renews any more, so it has no more than the lease."""
     traps = "trap 'echo > $T/term' TERM"

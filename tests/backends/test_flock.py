@@ -14,6 +14,7 @@ from cronlock import clock
 from cronlock.backends import flock
 from cronlock.backends.flock import connect
 from cronlock.errors import BackendError
+from cronlock.model import Busy
 from cronlock.testing import BackendContract, finished, grant, soon
 from fixtures_store import Started
 from shell import Shell, need_root
@@ -45,6 +46,19 @@ def test_a_record_that_is_not_ours_is_said_to_people(tmp_path: Path, text: str, 
         lease.release(finished(lease), soon())
         assert (tmp_path / "j.lock.broken").read_text() == text
         assert backend.status("j", soon()).detail == ""
+
+
+def test_released_is_free_although_another_has_the_descriptor(tmp_path: Path) -> None:
+    """As the guard has, or a process that inherited it."""
+    backend = connect(f"flock://{tmp_path}")
+    for leave in (lambda lease: lease.release(finished(lease), soon()), lambda lease: lease.withdraw()):
+        lease = backend.try_acquire(grant("j"), soon())
+        copy = os.dup(lease.fds[0])
+        leave(lease)
+        again = backend.try_acquire(grant("j"), soon())
+        assert not isinstance(again, Busy)
+        os.close(copy)
+        again.release(finished(again), soon())
 
 
 @pytest.mark.parametrize("times", [1, 3, 1000])
