@@ -31,7 +31,11 @@ def run(token: str, label: str = "", outcome: str = "") -> Run:
     return Run("id", token, "h", 1, "u", "c", NOW, label, outcome=outcome)
 
 
-@given(st.builds(state.State, st.integers(0, 1 << 62), st.floats(0, 4e9), st.none() | runs, st.lists(runs, max_size=4).map(tuple)))
+@given(
+    st.builds(
+        state.State, st.integers(0, 1 << 62), st.floats(0, 4e9), st.floats(0, 4e9), st.none() | runs, st.lists(runs, max_size=4).map(tuple)
+    )
+)
 def test_the_text_keeps_everything(value: state.State) -> None:
     assert state.decode(state.encode(value)) == value
 
@@ -94,6 +98,9 @@ def test_min_hold_is_not_honoured_longer_than_its_own_length() -> None:
     assert isinstance(state.claim(held, Grant("n", run("b"), 60), NOW + 100), state.State)
     assert isinstance(state.claim(held, Grant("n", run("b"), 60), NOW + 101), state.State)
     assert isinstance(state.claim(held, Grant("n", run("b"), 60), NOW - 86400), state.State)  # the clock was set back a day
+    later = state.claim(held, Grant("n", run("b"), 60, min_hold=100), NOW - 86400)  # and goes on from there
+    assert isinstance(later, state.State)
+    assert isinstance(state.claim(later, Grant("n", run("c"), 60), NOW - 86400 + 50), Busy)
 
 
 def test_an_end_that_nobody_wrote_is_vanished() -> None:

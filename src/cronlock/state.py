@@ -3,7 +3,7 @@
 A backend reads it and writes it back in the lock's own round trip; Redis's script and PostgreSQL's statement
 say the same rule in their own words, and the contract tests hold the three together.
 
-    {"v": 1, "fence": "1764430000123456", "held": 1764430060.0, "run": {…last grant…}, "claims": [{…}, …]}
+    {"v": 1, "fence": "1764430000123456", "held": 1764430060.0, "hold": 60.0, "run": {…last grant…}, "claims": [{…}, …]}
 
 `fence` is text because a Lua number would print 1.7644300001235e+15.
 """
@@ -27,6 +27,7 @@ KEEP = 100  # claimed labels and history lines that are kept
 class State(Value):
     fence: int = 0
     held: float = 0.0  # epoch seconds by the store's clock: until then --min-hold keeps others out
+    hold: float = 0.0  # seconds: that --min-hold
     run: Run | None = None  # the last grant; its outcome is empty until its end was written
     claims: tuple[Run, ...] = ()  # the last run of each of the last labels, oldest first
 
@@ -40,28 +41,24 @@ def claim(state: State, grant: Grant, store_now: float) -> State | Busy | Done:
 
     A label counts as had unless `retry_failed` and its last run did not end `ok` (the lock is free, so a run
     without an outcome is one whose end nobody saw). A held-until beyond the holder's own min-hold from now
-    means that a clock was set back, and is not honoured for longer than it was ever meant to last.
+    means that the clock was set back since, and is not honoured, or it might last for years.
     """
     for had in reversed(state.claims if grant.run.label else ()):
         if had.label == grant.run.label:
             if grant.retry_failed and had.outcome != "ok":
                 break
             return Done(had)
-    if state.run and store_now < state.held <= store_now + longest_hold(state):
+    if state.run and store_now < state.held <= store_now + state.hold + 1:
         return Busy(state.run, held=True, ttl_left=state.held - store_now)
     run = grant.run.but(fence=max(state.fence + 1, int(store_now * 1e6)))
     return State(
         fence=run.fence,
         held=store_now + grant.min_hold if grant.min_hold else 0.0,
+        hold=grant.min_hold,
         run=run,
         # one for each label: tries that failed must not push out what another host, an hour behind, has yet to hear of
         claims=(*(c for c in state.claims if c.label != run.label), run)[-KEEP:] if run.label else state.claims,
     )
-
-
-def longest_hold(state: State) -> float:
-    """Seconds the stored held-until was meant to last, counted from the grant that set it."""
-    return max(0.0, state.held - state.fence / 1e6) + 1.0
 
 
 def ended(state: State, run: Run) -> State:
@@ -96,6 +93,7 @@ def encode(state: State) -> str:
             "v": VERSION,
             "fence": str(state.fence),
             "held": state.held,
+            "hold": state.hold,
             "run": _plain(state.run) if state.run else None,
             "claims": [_plain(c) for c in state.claims],
         }
@@ -111,6 +109,7 @@ def decode(text: str | bytes) -> State:
             return State(
                 fence=int(raw["fence"]),
                 held=_finite(float(raw["held"])),
+                hold=_finite(float(raw.get("hold", 0.0))),
                 run=_run(raw["run"]) if raw["run"] else None,
                 claims=tuple(_run(c) for c in raw["claims"] or ()),  # cjson writes an empty list as {}
             )

@@ -43,7 +43,8 @@ end
 local function readable()
   local t = cjson.decode(old)
   if t.v == 1 then
-    assert(string.match(t.fence, '^%d+$') and type(t.held) == 'number' and time(t.held) and (t.run == cjson.null or whole(t.run)))
+    assert(string.match(t.fence, '^%d+$') and type(t.held) == 'number' and time(t.held) and time(t.hold or 0))
+    assert(t.run == cjson.null or whole(t.run))
     for _, c in ipairs(t.claims) do assert(whole(c)) end
   else
     assert(t.v > 1)
@@ -69,7 +70,7 @@ if label ~= '' then
   end
 end
 local fence = tonumber(s.fence)
-if last and now < s.held and s.held <= now + math.max(0, s.held - fence / 1e6) + 1 then return refused() end
+if last and now < s.held and s.held <= now + (s.hold or 0) + 1 then return refused() end
 run.fence = string.format('%.0f', math.max(fence + 1, math.floor(now * 1e6)))
 local claims = s.claims
 if label ~= '' then
@@ -78,7 +79,7 @@ if label ~= '' then
   table.insert(claims, run)
 end
 while #claims > 100 do table.remove(claims, 1) end
-s = {v = 1, fence = run.fence, held = hold > 0 and now + hold or 0, run = run, claims = claims}
+s = {v = 1, fence = run.fence, held = hold > 0 and now + hold or 0, hold = hold, run = run, claims = claims}
 local done = redis.pcall('SET', KEYS[2], cjson.encode(s), 'PX', #claims > 0 and claimed or keep)
 if done.err then redis.call('DEL', KEYS[1]); return done end
 return {'granted', stamp, aside}
