@@ -84,7 +84,8 @@ def test_one_at_a_time(lab: Lab, version: str) -> None:
     assert status == 75 and " a " in said.replace(",", " ").replace(":", " ")  # the holder's host
     status, said = lab.b.run(cronlock(version, "-w 30s", "one", JOB, "/run/times", "1"))
     assert (status, said) == (0, "")
-    assert ended(lab.a) == (0, "")
+    status, said = ended(lab.a)
+    assert status == 0, said  # on a busy machine it may say that the store took its time
     gap = times(lab.b)[0] - times(lab.a)[1]
     print(f"{version}: the waiter's command started {gap:.2f} s after the holder's had ended")
     assert 0 < gap < 10
