@@ -82,6 +82,11 @@ def seized(state: State, lost: Run, by: Run, store_now: float) -> State:
     return ended(state, lost).but(run=by, fence=by.fence, held=0.0)
 
 
+def taken_away(last: Run | None) -> str:
+    """By whom, if the last grant is an operator's; else empty."""
+    return f"taken away by {last.user} on {last.host} (cronlockctl release)" if last and last.outcome == "released" else ""
+
+
 def vanished(state: State) -> Run | None:
     """The last grant, if its end was never written: its holder died."""
     return state.run.but(outcome="vanished") if state.run and not state.run.outcome else None

@@ -268,8 +268,8 @@ class FlockLease:
             return  # no record, nothing to say
         if written != self._written:
             last, self._written = _look(self._place)[0].run, written
-            if last and last.token != self.run.token and last.outcome == "released":
-                self._seized = f"{self._place.path}: taken away by {last.user} on {last.host} (cronlockctl release)"
+            if last and last.token != self.run.token and (taken := state.taken_away(last)):
+                self._seized = f"{self._place.path}: {taken}"
         if self._seized:
             raise LeaseLost(self._seized)
 

@@ -94,10 +94,8 @@ class PostgresLease:
             self.session.close()
             self.session = None
         if ours != "t":
-            other = _run(stored)
-            if other and other.outcome == "released":
-                raise LeaseLost(f"{self._backend.where}: taken away by {other.user} on {other.host} (cronlockctl release)")
-            raise LeaseLost(f"{self._backend.where}: the lock {self._name!r} is no longer ours")
+            why = state.taken_away(_run(stored)) or f"the lock {self._name!r} is no longer ours"
+            raise LeaseLost(f"{self._backend.where}: {why}")
 
     def release(self, run: Run, until: float) -> None:
         def params(session: Session) -> Sequence[object]:

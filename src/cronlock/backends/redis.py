@@ -361,9 +361,8 @@ class RedisLease:
     def _expect_held(self, answer: list[Any]) -> None:
         if answer[0] != b"held":
             at = answer[1] if len(answer) > 1 and isinstance(answer[1], bytes) else None
-            other = _holder(at, None)
-            if other and other.outcome == "released":
-                raise LeaseLost(f"{self._backend.where}: taken away by {other.user} on {other.host} (cronlockctl release)")
+            if taken := states.taken_away(_holder(at, None)):
+                raise LeaseLost(f"{self._backend.where}: {taken}")
             why = f"now holds another value{_said(at)}" if at else "is gone (run out, evicted, deleted, or the server lost its data)"
             raise LeaseLost(f"{self._backend.where}: key {_shown(self._keys[0])} {why}")
 
