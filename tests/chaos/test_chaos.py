@@ -18,8 +18,7 @@ def test_never_two_whatever_breaks(backend: str) -> None:
     result = Chaos(backend, seed=seed).run(faults=1000, seconds=9)
     said = f"seed {seed}, {len(result.faults)} faults, {len(result.runs)} runs, {result.directory}"
     assert wrong(result) == [], said
-    assert len(result.faults) >= 3, said
-    assert len(result.runs) >= 2, said
+    assert result.faults and len(result.runs) >= 2, said  # how many of them depends on how busy the machine is
 
 
 def line(word: str, at: int, run: str, fence: int = 1) -> str:

@@ -93,7 +93,7 @@ class Guest:
         self._hear(rb"ready\r?\n", 120)
         assert self.run("true")[0] == 0
 
-    def run(self, command: str, seconds: float = 60) -> tuple[int, str]:
+    def run(self, command: str, seconds: float = 120) -> tuple[int, str]:
         """Exit status and output of a shell command, without a terminal. What it leaves running must hold no output."""
         self._asked += 1
         os.write(self._console, f'{{ {command}\n}} </dev/null 2>&1 | cat; echo "##"{self._asked}"##$PIPESTATUS"\n'.encode())
