@@ -18,7 +18,8 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 # writes its start and its end, however it comes, into $1; lasts $2 tenths of a second. Its last line needs no process:
 # on a busy machine a guest takes longer than --kill-after to start one
 SCRIPT = (
-    "now() { echo $EPOCHREALTIME; }; trap 'now >> $1; exit 0' TERM; now > $1; i=0; while [ $i -lt $2 ]; do sleep .1; i=$((i + 1)); done; now >> $1"
+    "now() { echo $EPOCHREALTIME; }; trap 'now >> $1; exit 0' TERM; now > $1; "
+    "i=0; while [ $i -lt $2 ]; do sleep .1; i=$((i + 1)); done; now >> $1"
 )
 JOB = shlex.join(["bash", "-c", SCRIPT, "job"])
 STOPPED = "{ read -r && read -r; } < /run/times"

@@ -53,8 +53,8 @@ def entries(text: str, place: str, user: str = "") -> Iterator[Line]:
     """Crontab lines. Without `user` each names its own."""
     variables: dict[str, str] = {}
     for number, line in enumerate(text.split("\n"), 1):
-        if setting := re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*(.*?)\s*", line):
-            variables[setting[1]] = setting[2][1:-1] if re.fullmatch(r"'.*'|\".*\"", setting[2]) else setting[2]
+        if setting := re.fullmatch(r"""\s*(["']?)([A-Za-z_]\w*)\1\s*=\s*(.*?)\s*""", line):
+            variables[setting[2]] = setting[3][1:-1] if re.fullmatch(r"'.*'|\".*\"", setting[3]) else setting[3]
             continue
         before = (1 if line.lstrip().startswith("@") else 5) + (not user)
         fields = line.split(None, before)
