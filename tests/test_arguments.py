@@ -102,13 +102,15 @@ def test_what_is_left_to_click(argv):
     assert plain(argv) is None
 
 
+@pytest.mark.parametrize("program", ["cronlock", "cronlockctl"])
 @pytest.mark.parametrize("option", ["--help", "--version"])
-def test_an_answer_that_nobody_takes(option):
+def test_an_answer_that_nobody_takes(program, option):
     gone, pipe = os.pipe()
     os.close(gone)
+    asked = [cronlock().with_name(program), option]
     with open("/dev/full", "wb") as full, open(pipe, "wb") as unread:
-        to_full, to_nobody = (subprocess.run([cronlock(), option], stdout=to, stderr=subprocess.PIPE, text=True) for to in (full, unread))
-    assert (to_full.returncode, to_full.stderr) == (69, "cronlock: can't write the answer: No space left on device\n")
+        to_full, to_nobody = (subprocess.run(asked, stdout=to, stderr=subprocess.PIPE, text=True) for to in (full, unread))
+    assert (to_full.returncode, to_full.stderr) == (69, f"{program}: can't write the answer: No space left on device\n")
     assert (to_nobody.returncode, to_nobody.stderr) == (0, "")
 
 

@@ -27,6 +27,11 @@ UNANSWERED = (BackendError, PermissionDenied, ConfigError)
 """What a renewal or release that got no usable answer raises: nobody knows, so it is tried again while there is time."""
 
 
+def unwritten(error: OSError) -> BackendError:
+    """Of what was asked for on stdout: a disk that is full would be a success that says nothing."""
+    return BackendError(f"can't write the answer: {error.strerror}")
+
+
 class LeaseLost(CronlockError):
     """The lease is known to be gone: the store says somebody else holds it, or nobody does."""
 

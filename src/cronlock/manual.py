@@ -34,7 +34,7 @@ def parse(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]] | None:
     except (click.exceptions.Exit, BrokenPipeError):  # a reader of --help that has read enough is nobody's defect
         return None
     except OSError as error:
-        raise errors.BackendError(f"can't write the answer: {error.strerror}") from None
+        raise errors.unwritten(error) from None
     except click.ClickException as error:
         raise errors.UsageError(_in_our_words(error)) from None
     words = [*context.params.pop("words")]

@@ -67,14 +67,16 @@ def test_lines_as_cron_reads_them():
 # 1 2 3 4 5 cronlock comment true
 MAILTO=root
 CRONLOCK_TTL = "20s"
+"CRONLOCK_QUIET"= 1
 */5 * * * * cronlock a true
 @daily  /usr/bin/cronlock b true
 17 * * * * run-parts /etc/cron.hourly
 """
     me = pwd.getpwuid(0).pw_name
     lines = list(crontab.entries(text, "place", me))
-    assert [(where, command) for where, _, command in lines] == [("place:5", "cronlock a true"), ("place:6", "/usr/bin/cronlock b true")]
-    assert lines[0][1] == {"SHELL": "/bin/sh", "LOGNAME": me, "HOME": "/root", "MAILTO": "root", "CRONLOCK_TTL": "20s"}
+    assert [(where, command) for where, _, command in lines] == [("place:6", "cronlock a true"), ("place:7", "/usr/bin/cronlock b true")]
+    set_there = {"MAILTO": "root", "CRONLOCK_TTL": "20s", "CRONLOCK_QUIET": "1"}
+    assert lines[0][1] == {"SHELL": "/bin/sh", "LOGNAME": me, "HOME": "/root"} | set_there
     assert said("cronlock a true", **lines[0][1])[0][1].startswith("ttl 20s")
     ((where, environ, command),) = crontab.entries("1 2 * * * nobody  cronlock c true\n", "/etc/cron.d/x")
     assert (where, environ["LOGNAME"], command) == ("/etc/cron.d/x:1", "nobody", "cronlock c true")
@@ -84,10 +86,13 @@ def test_files_that_cron_reads_otherwise_than_an_editor():
     """As Debian's cron 3.0pl1 did with them: CR LF, no newline at the end, lines that are none."""
     line = "* * * * * root cronlock -q a true"
     texts = {"crlf": f"MAILTO=root\r\n{line}\r\n", "open": line, "well": f"{line}\n", "torn": f"/usr/bin/cronlock\n@cronlock\n{line}\n"}
+    texts |= {"user": "* * * * * /bin/cronlock a true\n@daily nobody-here cronlock a true\n* * * * * nobody-here true\n"}
     found = crontab.findings([(place, text, "") for place, text in texts.items()])
     assert [(one.level, one.text) for one in found] == [
         ("trouble", "crlf:2: the line ends with CR LF, and cron makes the CR part of the command"),
         ("trouble", "open: no newline at its end: Debian's cron ignores the whole file"),
+        ("trouble", "user:1: there is no user '/bin/cronlock', so Debian's cron ignores the whole file"),
+        ("trouble", "user:2: there is no user 'nobody-here', so Debian's cron ignores the whole file"),
     ]
 
 

@@ -182,13 +182,13 @@ def _metrics(stores: Stores, _name: str) -> int:
 
 
 def _print(text: str) -> None:
-    """At once, or a disk that is full would be a success that says nothing: `metrics > file && mv file …`."""
+    """At once: `metrics > file && mv file …` must hear of a full disk."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise errors.BackendError(f"can't write the answer: {error.strerror}") from None
+        raise errors.unwritten(error) from None
 
 
 def _json(value: Mapping[str, object]) -> None:

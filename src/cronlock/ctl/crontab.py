@@ -32,6 +32,11 @@ def findings(crontabs: Sequence[Text]) -> Iterator[Finding]:
     for place, text, user in crontabs:
         lines = [line for line in entries(text, place, user) if me in ("root", line[1]["LOGNAME"])]
         for where, cron, command in lines:
+            if not user and not cron["HOME"]:
+                seen += 1
+                nobody = f"{where}: there is no user {cron['LOGNAME']!r}, so Debian's cron ignores the whole file"
+                yield Finding("trouble", "crontab", nobody, "before the command goes the user, here and in /etc/crontab")
+                continue
             if command.endswith("\r"):
                 seen += 1
                 cr = f"{where}: the line ends with CR LF, and cron makes the CR part of the command"
@@ -58,7 +63,8 @@ def entries(text: str, place: str, user: str = "") -> Iterator[Line]:
             continue
         before = (1 if line.lstrip().startswith("@") else 5) + (not user)
         fields = line.split(None, before)
-        if not line.lstrip().startswith("#") and len(fields) > before and re.search(r"\bcronlock\b", fields[-1]):
+        ours = fields[before - (not user) :]
+        if not line.lstrip().startswith("#") and len(fields) > before and re.search(r"\bcronlock\b", " ".join(ours)):
             who = user or fields[-2]
             yield f"{place}:{number}", {"SHELL": "/bin/sh", "LOGNAME": who, "HOME": _home(who)} | variables, fields[-1]
 
@@ -120,4 +126,4 @@ def _home(user: str) -> str:
     try:
         return pwd.getpwnam(user).pw_dir
     except KeyError:
-        return "/"
+        return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from cronlock import __version__, exits, manual, observers
+from cronlock import __version__, errors, exits, manual, observers
 from cronlock.arguments import check_name
 from cronlock.ctl import VERBS, WHERE, Verb, call
 
@@ -24,6 +24,10 @@ def answer(argv: Sequence[str]) -> int:
     except click.ClickException as error:
         observers.say(error.format_message(), "cronlockctl")
         return exits.USAGE
+    except SystemExit:  # what click makes of a reader that has read enough; completion ends so, too
+        return 0
+    except OSError as error:
+        raise errors.unwritten(error) from None
 
 
 def complete(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
