@@ -123,7 +123,7 @@ def test_a_name_with_a_control_character(finish, letter):
 def understood(*argv, **environ):
     options, words = plain(argv)
     values, _ = settle(options, words[0] if words else "", ENVIRON | environ)
-    return understand(values, words, ENVIRON | environ)[0]
+    return understand(values, words, ENVIRON | environ, options)[0]
 
 
 @pytest.mark.parametrize(
@@ -149,6 +149,9 @@ def understood(*argv, **environ):
         *[(["-F", f"--{key}", "5s", "job", "true"], f"see to --{key}:") for key in ("max-runtime", "min-hold", "warn-after")],
         (["-F", "--heartbeat", "https://h/x", "job", "true"], "see to --heartbeat:"),
         (["-F", "--once-per", "5m", "job", "true"], "see to --once-per:"),
+        (["-F", "--kill-after", "10s", "job", "true"], "see to --kill-after:"),
+        (["-F", "--on-lost", "continue", "job", "true"], "see to --on-lost:"),
+        (["--once-per", "1m", "--standby-delay", "5s", "job", "true"], "--standby-delay needs --prefer"),
         (["--retry-failed", "job", "true"], "--retry-failed needs --once-per"),
         (["--prefer", "web1", "job", "true"], "--prefer needs --once-per"),
         (["--once-per", "5m", "--jitter", "5m", "job", "true"], "--jitter 5m must be shorter than --once-per 5m"),
@@ -175,7 +178,6 @@ def test_what_is_not_understood_is_said(argv, said):
         (["-n", "-q", "job", "true"], ("true",)),
         (["-w", "5", "-v", "job", "true"], ("true",)),
         (["-F", "-b", "file:///d", "job", "true"], ("true",)),
-        (["--once-per", "1m", "--standby-delay", "1m", "job", "true"], ("true",)),  # which delays nothing without --prefer
     ],
 )
 def test_the_command_is_as_given(argv, command):
@@ -191,7 +193,13 @@ def test_those_that_are_not_preferred_hold_back():
     here = os.uname().nodename
     for preferred, delay in ((["web1"], 7.0), (["web1", here], 0.0), ([here.partition(".")[0]], 0.0), ([here + "x"], 7.0), ([], 0.0)):
         names = [word for host in preferred for word in ("--prefer", host)]
-        assert understood("--once-per", "1m", *names, "--standby-delay", "7s", "job", "true").standby == delay, preferred
+        assert understood("--once-per", "1m", *names, "job", "true", CRONLOCK_STANDBY_DELAY="7s").standby == delay, preferred
+
+
+def test_what_could_do_nothing_may_be_a_default_of_many_lines():
+    general = {"CRONLOCK_STANDBY_DELAY": "1m", "CRONLOCK_KILL_AFTER": "5s", "CRONLOCK_ON_LOST": "continue"}
+    assert understood("--once-per", "1m", "job", "true", **general).standby == 0.0
+    assert understood("-F", "job", "true", **general).no_fork
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ import os
 import time
 
 from cronlock import clock, durations, errors, periods
-from cronlock.config import has_password
+from cronlock.config import DEFAULTS, has_password
 from cronlock.model import Event, Job
 from cronlock.options import OPTIONS, convert
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterator, Mapping, Sequence
     from typing import Any
 
     from cronlock.options import Option
@@ -69,8 +69,9 @@ def _converted(option: Option, value: str | bool | tuple[str, ...]) -> Any:
     return value if isinstance(value, bool) else convert(option, value)
 
 
-def understand(values: Mapping[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> tuple[Job, str]:
-    """The Job that options and words mean, and the backend's URL."""
+def understand(values: Mapping[str, Any], words: Sequence[str], environ: Mapping[str, str], given: Container[str] = ()) -> tuple[Job, str]:
+    """The Job that options and words mean, and the backend's URL. `given`: the keys of those on the command line, which are meant
+    for this run: there an option that could do nothing is an error."""
     string = values["command"]
     if not words:
         raise errors.UsageError(f"a lock NAME is missing: {USAGE}")
@@ -92,9 +93,11 @@ def understand(values: Mapping[str, Any], words: Sequence[str], environ: Mapping
     if values["no_fork"]:
         if not values["backend"].startswith(("flock:", "file:")):
             raise errors.UsageError("-F works with local file locks only: another store's lock needs cronlock to stay alive")
-        for key in ("max_runtime", "min_hold", "warn_after", "heartbeat"):
-            if values[key]:
+        for key in ("max_runtime", "min_hold", "warn_after", "heartbeat", "kill_after", "on_lost"):
+            if key in given if DEFAULTS[key] else values[key]:  # what every run has may be set for the lines around
                 raise errors.UsageError(f"-F leaves no cronlock to see to --{key.replace('_', '-')}: drop one of the two")
+    if "standby_delay" in given and not values["prefer"]:
+        raise errors.UsageError("--standby-delay needs --prefer: without it no host holds back")
     if values["nonblock"] and values["wait"]:
         raise errors.UsageError("-n and -w contradict each other: -n does not wait")
     if values["verbose"] and values["quiet"]:

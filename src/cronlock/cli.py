@@ -54,7 +54,7 @@ def start(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             return found
         given, words = found
         values, sources = settle(given, words[0] if words else "", environ)
-        job, url = understand(values, words, environ)
+        job, url = understand(values, words, environ, given)
         observe = observers.Observer(job.name, **{key: values[key] for key in ("verbose", "quiet", "log_format", "syslog")})
         heartbeat, tail = monitored(job, observe) if job.heartbeat else (None, None)
         backend = open_backend(url)

@@ -102,7 +102,8 @@ def traps(argv: Sequence[str], environ: Mapping[str, str], cut: bool) -> Iterato
             return  # --help
         given, words = found
         values, sources = settle(given, words[0] if words else "", environ)
-        job, url = understand(values, words, {key: value for key, value in environ.items() if key != "CRON_TZ"})  # it would be ours, too
+        without_zone = {key: value for key, value in environ.items() if key != "CRON_TZ"}  # it would be ours, too
+        job, url = understand(values, words, without_zone, given)
         for nth, monitor in enumerate(job.heartbeat, 1):
             parse(monitor, nth)
         open_backend(url).close()
