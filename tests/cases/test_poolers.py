@@ -6,8 +6,10 @@ import contextlib
 import shutil
 import socket
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -35,8 +37,7 @@ def pgbouncer(postgresql_server, postgresql_database) -> Iterator[Callable[[str]
 
     def start(mode: str) -> str:
         port = free_port()
-        home = postgresql_server.home / f"pgbouncer-{port}"
-        home.mkdir()
+        home = Path(tempfile.mkdtemp(prefix="pgbouncer-", dir=postgresql_server.home))  # a port may come again
         home.chmod(0o777)
         (home / "ini").write_text(
             f"[databases]\n* = host=127.0.0.1 port={postgresql_server.port} user=postgres\n"
