@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import select
 import shutil
 import signal
@@ -452,9 +451,9 @@ def test_no_fork_and_a_signal_just_before_the_command_is_not_swallowed() -> None
 
 def on_terminal(*argv: str, keys: bytes, ready: Path, env: dict[str, str]) -> tuple[int, bytes]:
     """The status and output of a command that has a terminal, after `keys` were typed once `ready` exists."""
-    pid, fd = pty.fork()
-    if pid == 0:
-        os.execve(argv[0], argv, {**os.environ, **env})
+    fd, its = os.openpty()
+    process = subprocess.Popen(["setsid", "--ctty", *argv], stdin=its, stdout=its, stderr=its, env={**os.environ, **env})
+    os.close(its)
     until(ready.exists)
     time.sleep(0.1)  # the shell inside has set its traps by then
     os.write(fd, keys)
@@ -468,7 +467,8 @@ def on_terminal(*argv: str, keys: bytes, ready: Path, env: dict[str, str]) -> tu
         if not chunk:
             break
         seen += chunk
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), seen
+    os.close(fd)
+    return process.wait(30), seen
 
 
 def test_ctrl_c_on_a_terminal_reaches_the_command_once(tmp_path: Path) -> None:
