@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import sys
-from _ctypes import FUNCFLAG_CDECL, CFuncPtr, Structure, _Pointer, _SimpleCData, byref, dlopen, dlsym
+from _ctypes import FUNCFLAG_CDECL, CFuncPtr, _Pointer, _SimpleCData, byref, dlopen, dlsym
+
+from cronlock.model import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,8 +20,9 @@ if TYPE_CHECKING:
 
 _new: Any = type
 _Int, _Text, _Handle = (_new(f"_{code}", (_SimpleCData,), {"_type_": code}) for code in "izP")
-_PARTS = [*((part, _Text) for part in ("keyword", "envvar", "compiled", "val", "label", "dispchar")), ("dispsize", _Int)]
-_Options = _new("_Options", (_Pointer,), {"_type_": _new("_Option", (Structure,), {"_fields_": _PARTS})})
+# PQconninfoOption is keyword, envvar, compiled, val, label, dispchar, and a number in the room of one more. As a Structure it
+# would bring the Python half along: since 3.14 that is what lays one out
+_Options, _PARTS, _VAL = _new("_Options", (_Pointer,), {"_type_": _Text}), 7, 3
 _Function = _new("_Function", (CFuncPtr,), {"_flags_": FUNCFLAG_CDECL})
 _VERBOSE = 2  # PQERRORS_VERBOSE
 
@@ -64,18 +67,23 @@ class OperationalError(Exception):
 
 class Conninfo:
     @staticmethod
-    def parse(conninfo: bytes) -> list[Any]:
+    def parse(conninfo: bytes) -> list[Option]:
         error = _Text()
         if found := _parse(conninfo, byref(error)):
             return _options(found)
         raise OperationalError(error.value.decode(errors="replace"))
 
 
-def _options(found: Any) -> list[Any]:
+class Option(Value):
+    keyword: bytes
+    val: bytes | None
+
+
+def _options(found: Any) -> list[Option]:
     """Not freed: a run asks twice."""
-    options: list[Any] = []
-    while found[len(options)].keyword:
-        options.append(found[len(options)])
+    options: list[Option] = []
+    while keyword := found[at := len(options) * _PARTS]:
+        options.append(Option(keyword, found[at + _VAL]))
     return options
 
 
