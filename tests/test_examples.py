@@ -146,7 +146,8 @@ def test_real_cron_runs_every_line(tmp_path):
             text = re.sub(r"(?m)^(?!#)(?:\S+ \S+ \S+ \S+ \S+ +|@hourly)(?=.*cronlock)", "* * * * * ", text)
             text = text.replace("MAILTO=ops@example.org", 'MAILTO=""').replace("www-data", "root").replace("--prefer web1", "--prefer h1")
             text = text.replace("PATH=/usr/local/bin:", f"PATH={programs}:").replace("/backup/", f"{tmp_path}/")
-            return re.sub(r"(?<=[ '])(?:/opt/shop/bin|/usr/local/sbin)(?=/)", str(programs), text).replace("/mnt/shared", str(tmp_path))
+            text = text.replace("nfs:///mnt/shared/locks", f"nfs://{tmp_path}/locks?allow_local=1")
+            return re.sub(r"(?<=[ '])(?:/opt/shop/bin|/usr/local/sbin)(?=/)", str(programs), text)
 
         crontab, cron_d = (here((EXAMPLES / name).read_text()) for name in ("crontab.example", "cron.d.example"))
         crontab = crontab.replace("cd /opt/shop && bin/vacuum-carts >>log/vacuum", f"cd {tmp_path} && bin/vacuum-carts >>vacuum")

@@ -198,6 +198,16 @@ class TestRouting:
         assert "fuse.sshfs" in err and str(mirror.mount) in err and "allow_local" in err
         assert start("j", "true", backend=f"nfs://{tmp_path}/{path}?allow_local=1").end() == (0, "", "")
 
+    def test_a_share_that_is_not_mounted_is_refused(self, mirror: Mirror, start: Start, tmp_path: Path) -> None:
+        """Its mount point is an empty directory of each machine's own: at boot, or after a mount that failed, all would run the job."""
+        locks = tmp_path / "locks"
+        status, out, err = start("j", "true", backend=f"nfs://{locks}").end()
+        assert (status, out, err.count("\n")) == (78, "", 1)
+        assert err.startswith(f"cronlock: {locks} lies on ") and "is the share not mounted?" in err
+        assert not locks.exists()
+        assert start("j", "true", backend=f"nfs://{locks}?allow_local=1").end() == (0, "", "")
+        assert start(f"{tmp_path}/file", "true", backend=f"nfs://{locks}").end() == (0, "", "")  # said to be on this machine
+
     @pytest.mark.parametrize("url", ["nfs:", "nfs://host/dir", "nfs:dir", "nfs:///d?timeout=0", "nfs:///d?timeout=soon", "nfs:///d?x=1"])
     def test_a_url_that_makes_no_sense(self, url: str) -> None:
         with pytest.raises(UsageError, match="nfs"):

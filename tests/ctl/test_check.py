@@ -230,6 +230,11 @@ def test_a_mount_that_does_not_share_locks(check, mirror):
     assert status == 2 and found["mount"][0] == "trouble" and "two machines" in found["mount"][1]
 
 
+def test_a_share_that_is_not_mounted(check, tmp_path):
+    status, found = check(f"nfs://{tmp_path}/locks")
+    assert status == 2 and found["mount"][:2] == ("trouble", "there is none, so locks would be shared by this machine only")
+
+
 def test_the_options_of_a_mount():
     from cronlock.backends import files_check, mounts
 

@@ -97,7 +97,7 @@ def _by_filelock(fd: int) -> bool:
 def mount(of: mounts.Mount | None) -> Iterator[Finding]:
     """Touches nothing."""
     if of is None:
-        yield Finding("warning", "mount", "there is none: locks are shared by this machine only", "mount the share, or use flock:")
+        yield Finding("trouble", "mount", "there is none, so locks would be shared by this machine only", "mount the share, or use flock:")
         return
     shown = f"{of.source} on {of.point} ({of.kind})"
     if of.local_locks:

@@ -71,10 +71,13 @@ class NfsBackend:
         self._leases: dict[str, NfsLease] = {}
 
     def try_acquire(self, grant: Grant, until: float) -> NfsLease | Busy | Done:
-        asked, path = clock.now(), self._path(grant.name)
-        mount = mounts.at(path, mounts.table())
+        asked, path, table = clock.now(), self._path(grant.name), mounts.table()
+        mount = mounts.at(path, table)
         if mount and mount.local_locks and not self._allow_local:
             raise ConfigError(refusal(mount))
+        if mount and path == self.directory and not self._allow_local and not mounts.on_network(path, table):
+            here = f"{path} lies on {mount.point} ({mount.kind})"  # at boot each machine would run the job
+            raise ConfigError(f"{here}, which no other machine shares: is the share not mounted? Mount it, take flock:, or ?allow_local=1")
         answer, envelope = self._ask(grant.name, until, "try_acquire", grant, until, asked=asked)
         if isinstance(answer, (Busy, Done)):
             return answer
