@@ -102,6 +102,17 @@ def test_a_command_that_holds_the_lock_itself_gets_term(ctl, start, store, tmp_p
     assert process.end()[0] == -signal.SIGTERM
 
 
+def test_where_only_the_record_tells_nobody_claims_that_the_holder_has_let_go(ctl, start, mirror, tmp_path):
+    """It looks at its next renewal, and may be on another machine."""
+    store = f"nfs://{mirror.mount}/locks"
+    process = start("--ttl", "3s", "job", "sh", "-c", f"touch {tmp_path}/in; exec sleep 60", backend=store)
+    until((tmp_path / "in").exists)
+    answer = ctl("release", "job", "--yes", backend=store)
+    assert answer.status == 0 and "at the holder's next look; this file system does not tell when" in answer.out
+    assert "does not tell who holds a lock" in ctl("status", "job", backend=store).out
+    assert process.end()[0] == 76
+
+
 def test_a_script_that_holds_the_lock_is_left_alone(ctl, postgresql_url, redis_url, tmp_path):
     """What has left no record cannot be asked to stop."""
     import redis

@@ -202,16 +202,15 @@ class Local(flock.FlockBackend):
         path = self._place(name).path
         if found.held or not os.path.exists(path):
             return found
-        mount, detail = _mount_of(path), ""
+        mount, last, detail = _mount_of(path), found.run.outcome if found.run else "", found.detail
         if mount and mount.kind in ("nfs", "nfs4"):
             held = _asked(path)
+        elif mount and mount.network and last in ("vanished", "released"):
+            held, detail = last == "vanished", "says its record: this file system does not tell who holds a lock"
         else:
-            held = bool(mount and mount.network and found.run and found.run.outcome == "vanished")
-            detail = "says its record: this file system does not tell who holds a lock" if held else ""
-        if not held:
             return found
-        run = found.run.but(outcome="") if found.run and found.run.outcome == "vanished" else found.run
-        return found.but(held=True, run=run, detail=detail)
+        run = found.run.but(outcome="") if found.run and held and last == "vanished" else found.run
+        return found.but(held=held, run=run, detail=detail)
 
     def do_names(self) -> list[str]:
         return list(self.names(0.0))

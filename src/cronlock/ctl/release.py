@@ -47,6 +47,8 @@ def release(backend: Backend, name: str, run: Run) -> str:
     status = backend.status(name, clock.now() + backend.timeout)
     if status.ttl_left is not None:
         return f"taken away: the command is stopped at the holder's next look, others can start in {span(status.ttl_left)} at the latest"
+    if status.detail:
+        return "taken away: the command is stopped at the holder's next look; this file system does not tell when it has let go"
     if _let_go(backend, name, clock.now() + NOTICE):
         return "taken away: the holder has let go"
     if run.host != os.uname().nodename:
