@@ -134,6 +134,20 @@ def test_a_user_whom_no_password_database_knows(sh):
     assert "/.local/state/cronlock: permission denied for uid 54321" in done.err
 
 
+@pytest.mark.root
+@pytest.mark.parametrize("store", ["flock"])
+def test_a_path_that_another_user_keeps_to_himself(sh):
+    """The advice that helps with a plain NAME, to give a path, would be none."""
+    need_root()
+    done = sh.run(
+        "cronlock /etc/shadow true; echo file=$?; cronlock /etc/nosuch.lock true; echo new=$?; cronlock n true; echo n=$?", nobody=True
+    )
+    path, new = done.err.splitlines()
+    assert (done["file"], done["new"], done["n"]) == ("77", "77", "0")
+    assert path.startswith("cronlock: /etc/shadow: ") and "able to make it, and readable" in path and "absolute path as NAME" not in path
+    assert new.startswith("cronlock: /etc/nosuch.lock: /etc belongs to uid 0")
+
+
 @pytest.mark.parametrize("store", ["flock"])
 def test_a_host_without_room_for_a_process(sh):
     """The command was not started, and that is said as such: it is no defect of ours, and the lock is let go."""

@@ -35,6 +35,7 @@ HISTORY_SLACK = 2 * state.KEEP  # lines after which NAME.runs is rewritten to it
 OPTIONS = ("prefix", "allow_local")
 NO = ("", "0", "no", "false")  # ?allow_local=
 SHARED = "for a job of several users give an absolute path as NAME, which is locked and never written"
+READABLE = "a file that is locked by its path has to be there, or this user able to make it, and readable (over NFS: writable)"
 ELSEWHERE = (
     "the record of a NAME that is a path is kept there, and --once-per and --min-hold need it: set HOME to a directory of this user's own"
 )
@@ -332,7 +333,7 @@ def open_lock(place: Place) -> int:
         except FileNotFoundError:
             fd = os.open(place.path, flags | os.O_CREAT, 0o644)
     except OSError as error:
-        raise lock_error(error, place.path) from None
+        raise lock_error(error, place.path, SHARED if place.own else READABLE) from None
     mode = os.fstat(fd).st_mode
     if stat.S_ISREG(mode) or (stat.S_ISDIR(mode) and not place.own):
         return fd
