@@ -16,6 +16,7 @@ from contextlib import suppress
 import pytest
 
 from cronlock import clock
+from cronlock.ctl.status import as_json, look
 from cronlock.model import Event, Grant, Run
 from cronlock.observers import EVENTS, LEVELS, Syslog
 from cronlock.registry import open_backend
@@ -171,6 +172,10 @@ def test_json_of_a_skipped_start(held, finish, logs, store):
     assert (event["holder"]["host"], event["holder"]["pid"], round(event["holder"]["start"])) == ("web1", 4711, round(lease.run.start))
     assert event["usual"] == {"median": 600.0, "p95": 600.0, "runs": 5} and 50 <= event["held_for"] < 110
     assert lease.run.token not in json.dumps(event)
+    backend = open_backend(store)
+    (lock,) = as_json(backend, [look(backend, "job")])["locks"]
+    backend.close()
+    assert event["holder"] == lock["holder"] and event["holder"]["outcome"] is None  # one schema of a run, whoever prints it
     for key in event:
         assert f"`{key}`" in (ROOT / "docs/events.md").read_text(), key
 

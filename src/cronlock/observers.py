@@ -193,7 +193,10 @@ def of_outcome(
     fields: dict[str, object] = {"status": exits.status(outcome) if status is None else status}
     if answer:
         run = answer.run
-        fields |= {"holder" if isinstance(answer, Busy) else "run": _plain(run), "usual": known.as_dict() if known else None}
+        fields |= {
+            "holder" if isinstance(answer, Busy) else "run": plain_run(run) if run else None,
+            "usual": known.as_dict() if known else None,
+        }
     if isinstance(answer, Busy):
         fields |= _held(answer) | {"overdue": overdue}
         return Event(word, "warning" if warn else "contention", busy(answer, known, overdue=overdue), fields)
@@ -218,7 +221,9 @@ def of_waiting(answer: Busy, seconds: float) -> Event:
     """Who is in the way of a start that waits, for at most so many seconds."""
     longest = f" up to {durations.show(round(seconds, 1))}" if seconds < float("inf") else ""
     who = busy(answer).removeprefix("busy: ")
-    return Event("waiting", "contention", f"waiting{longest}: {who}", {"holder": _plain(answer.run)} | _held(answer))
+    return Event(
+        "waiting", "contention", f"waiting{longest}: {who}", {"holder": plain_run(answer.run) if answer.run else None} | _held(answer)
+    )
 
 
 def of_error(error: CronlockError) -> Event:
@@ -258,9 +263,10 @@ def _usually(known: Usual | None) -> str:
     return f", usually {durations.show(round(known.median, 0 if known.median >= 10 else 1))}" if known else ""
 
 
-def _plain(run: Run | None) -> dict[str, object] | None:
-    """Without the token, which is as good as the lock."""
-    return {k: v for k, v in run.as_dict().items() if k != "token"} if run else None
+def plain_run(run: Run) -> dict[str, object]:
+    """As docs/cronlockctl.md has it; without the token, which is as good as the lock."""
+    took = round(run.end - run.start, 3) if run.end is not None else None
+    return {k: v for k, v in run.as_dict().items() if k != "token"} | {"outcome": run.outcome or None, "duration": took}
 
 
 def signal_name(number: int) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from cronlock import clock
-from cronlock.ctl.status import ended, plain_run, took
+from cronlock.ctl.status import ended, took
 from cronlock.ctl.table import Row, columns, fancy
+from cronlock.observers import plain_run
 from cronlock.usual import doubles
 
 TYPE_CHECKING = False

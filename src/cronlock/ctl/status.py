@@ -5,6 +5,7 @@ from __future__ import annotations
 from cronlock import clock
 from cronlock.ctl.table import Row, columns, cut, paint, printable, span
 from cronlock.model import Value
+from cronlock.observers import plain_run
 from cronlock.usual import TIMES, Usual, overdue, usual
 
 TYPE_CHECKING = False
@@ -147,12 +148,6 @@ def _plain(one: Facts) -> dict[str, object]:
         "last_ok": plain_run(one.last_ok) if one.last_ok else None,
         "detail": one.detail,
     }
-
-
-def plain_run(run: Run) -> dict[str, object]:
-    """Without the token: whoever has it can release the lock."""
-    took = round(run.end - run.start, 3) if run.end is not None else None
-    return {k: v for k, v in run.as_dict().items() if k != "token"} | {"outcome": run.outcome or None, "duration": took}
 
 
 def verdict(found: Iterable[Facts], age: float) -> tuple[int, list[str]]:
