@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from cronlock import clock
 from cronlock.ctl import history, metrics, status, table
 from cronlock.ctl.status import Facts
 from cronlock.model import Run, Status
@@ -201,6 +202,8 @@ def test_eighty_columns_and_no_escapes():
     for text in (status.table([one, nasty]), status.page(one), history.table([long, long.but(run_id="2", host="b", status=None)])):
         assert max(map(len, text.splitlines())) <= 80, text
         assert "\x1b" not in text
+    cloud = one.but(state="free", holder=None, history=(long.but(host="ip-10-0-123-234.eu-central-1.compute.internal"),))
+    assert f"  last run  timed-out (124), {clock.stamp(long.start)}, took 4d14h" in status.page(cloud)  # what is cut off is the host
 
 
 def test_columns_line_up_whatever_a_name_is_written_in():

@@ -115,7 +115,7 @@ def page(one: Facts) -> str:
         say("kept", f"until {clock.stamp(one.kept_until)} (--min-hold)")
     for what, last in (("last run", one.last), ("last ok", one.last_ok)):
         if last and (what == "last run" or last is not one.last):
-            say(what, f"{ended(last)} on {last.host}, {clock.stamp(last.start)}, took {took(last)}")
+            say(what, f"{ended(last)}, {clock.stamp(last.start)}, took {took(last)} on {last.host}")  # a cloud's host names are long
     if not one.last and not one.holder:
         say("last run", "none is known")
     return "\n".join(lines)
