@@ -536,6 +536,22 @@ def test_a_guard_that_dies_before_it_names_the_command_is_no_success(tmp_path: P
     assert done.returncode == 128 + signal.SIGKILL, done
 
 
+DEFECT = """
+from cronlock import cli
+cli.open_backend = lambda url: 1 / 0
+cli.main()
+"""
+
+
+@pytest.mark.parametrize(("argv", "story"), [((), False), (("--verbose",), True), (("job", "grep", "-v"), False)])
+def test_a_defect_of_ours_is_one_line_and_70_and_the_whole_story_with_v(argv: tuple[str, ...], story: bool) -> None:
+    """A traceback that Python prints itself ends with 1, which is a command's own."""
+    done = subprocess.run([sys.executable, "-c", DEFECT, *argv, "job", "true"], capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == 70
+    assert done.stderr.startswith("cronlock: ") and "internal error, please report it: ZeroDivisionError" in done.stderr.splitlines()[0]
+    assert ("Traceback" in done.stderr) == story and (done.stderr.count("\n") > 1) == story
+
+
 def test_a_signal_on_the_way_into_a_wait_does_not_interrupt_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
     signals = Signals()
     monkeypatch.setattr(signals, "raising", lambda on, real=signals.raising: (real(on), on and signals._handle(signal.SIGTERM, None)))

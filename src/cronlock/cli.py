@@ -47,7 +47,8 @@ def main() -> NoReturn:
 def start(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """The exit status of one command line."""
     heartbeat: Heartbeat | None = None
-    observe = observers.Observer("", log_format="json" if _wants_json(argv, environ) else "text")  # until the options are understood
+    # until the options are understood
+    observe = observers.Observer("", verbose="-v" in argv, log_format="json" if _wants_json(argv, environ) else "text")
     try:
         found = _parsed(argv, environ)
         if isinstance(found, int):
@@ -78,10 +79,10 @@ def start(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     except KeyboardInterrupt:
         return exits.SIGNAL + 2
     except Exception as error:  # a defect of ours: one line for cron's mail, the whole story with -v
-        if "-v" in argv or "CRONLOCK_VERBOSE" in environ:
-            raise
         text = f"internal error, please report it: {type(error).__name__} in {_where(error)} (-v shows the whole story)"
         observe(Event("error", "trouble", text, {"status": exits.INTERNAL}))
+        if observe.verbose and sys.stderr:
+            sys.excepthook(type(error), error, error.__traceback__)
         return exits.INTERNAL
     status = finish(outcome, job, backend, observe)
     if tail:

@@ -84,6 +84,7 @@ class Observer:
             everything = verbose or log_format == "json"
             self._shown |= {"warning"} | ({"contention", "info"} if everything else {"contention"} if _is_terminal() else set())
         self._name = name
+        self.verbose = verbose and log_format == "text"
         self._print = self._json if log_format == "json" else self._text
         self._syslog = Syslog(name, lambda text: self._print(Event("backend", "warning", text)) if not quiet else None) if syslog else None
 
