@@ -100,6 +100,7 @@ def test_every_example_in_the_man_page_is_a_command_line(share):
 TYPED = [
     ("cronlock --max-r", "--max-runtime"),
     ("cronlock --on-lost te", "terminate"),
+    ("cronlock --config $HOME/c.toml -b mai", "main"),
     ("cronlock nigh", "nightly"),
     ("cronlock -nt 5m --once-per 1h nigh", "nightly"),
     ("cronlock tw", "two words"),
@@ -132,6 +133,7 @@ def home(tmp_path):
     (tmp_path / "bin/stand-in-program").write_text("#!/bin/sh\n")
     (tmp_path / "bin/stand-in-program").chmod(0o755)
     (tmp_path / "some-file").touch()
+    (tmp_path / "c.toml").write_text('[backends]\nmain = "flock:"\n')
     return environ
 
 

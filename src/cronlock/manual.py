@@ -11,7 +11,7 @@ from click.shell_completion import CompletionItem, shell_complete
 
 from cronlock import __version__, clock, durations, errors
 from cronlock.arguments import COMPLETE
-from cronlock.config import load, settle
+from cronlock.config import Config, load, settle
 from cronlock.options import FLOCK_ONLY, OPTIONS, Option, convert
 from cronlock.registry import open_backend
 
@@ -71,12 +71,16 @@ def names(given: Mapping[str, Any], incomplete: str) -> list[str]:
     """Lock names that begin so: the config's and the store's, if it answers at once."""
     found: set[str] = set()
     with suppress(errors.CronlockError):
-        found.update(load(given.get("config") or os.environ.get("CRONLOCK_CONFIG"), os.environ).locks)
+        found.update(_config(given).locks)
         values, _ = settle({key: value for key, value in given.items() if value}, "", os.environ)
         backend = open_backend(values["backend"])
         found.update(backend.names(clock.now() + min(1.0, backend.timeout)))
         backend.close()
     return sorted(name for name in found if name.startswith(incomplete) and name.isprintable())  # one that is not would stop them all
+
+
+def _config(given: Mapping[str, Any]) -> Config:
+    return load(given.get("config") or os.environ.get("CRONLOCK_CONFIG"), os.environ)
 
 
 class _Kind(click.ParamType):  # type: ignore[type-arg] # generic since click 8.4 only
@@ -92,7 +96,7 @@ class _Kind(click.ParamType):  # type: ignore[type-arg] # generic since click 8.
         known = [*self.option.choices]
         if self.option.name == "backend":
             with suppress(errors.CronlockError):
-                known = [*load(os.environ.get("CRONLOCK_CONFIG"), os.environ).backends]
+                known = [*_config(ctx.params).backends]
         return [CompletionItem(word) for word in known if word.startswith(incomplete)]
 
 
