@@ -269,6 +269,9 @@ def test_syslog_through_the_command_line(sys_log, finish):
     assert (status, err) == (3, "")
     lines = sys_log()
     assert [re.sub(r"^<(\d+)>.{15} cronlock\[\d+\]: job: ", r"\1 ", line) for line in lines][-1] == "78 failed with status 3"
+    assert finish("--syslog", "--config", "/nosuch", "job", "true")[0] == 78  # where stderr goes nowhere, nothing else tells
+    (line,) = sys_log()
+    assert re.fullmatch(r"<75>.{15} cronlock\[\d+\]: the config /nosuch: No such file or directory", line)
 
 
 @pytest.fixture

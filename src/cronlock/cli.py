@@ -22,7 +22,7 @@ from cronlock.usual import LEAST, overdue, usual
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
     from cronlock.heartbeat import Heartbeat
     from cronlock.model import Job
@@ -47,8 +47,7 @@ def main() -> NoReturn:
 def start(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """The exit status of one command line."""
     heartbeat: Heartbeat | None = None
-    # until the options are understood
-    observe = observers.Observer("", verbose="-v" in argv, log_format="json" if _wants_json(argv, environ) else "text")
+    observe = observers.Observer("", **_wanted(argv, environ))  # until the options are understood
     try:
         found = _parsed(argv, environ)
         if isinstance(found, int):
@@ -139,9 +138,11 @@ def _parsed(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[dict[str, 
     return manual.parse(argv) or 0
 
 
-def _wants_json(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
+def _wanted(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
     """A guess, for errors in the options themselves."""
-    return " --log-format json" in f" {' '.join(argv).replace('=', ' ')}" or environ.get("CRONLOCK_LOG_FORMAT") == "json"
+    json = " --log-format json" in f" {' '.join(argv).replace('=', ' ')}" or environ.get("CRONLOCK_LOG_FORMAT") == "json"
+    syslog = "--syslog" in argv or environ.get("CRONLOCK_SYSLOG", "").lower() in ("1", "yes", "true", "on")
+    return {"verbose": "-v" in argv, "log_format": "json" if json else "text", "syslog": syslog}
 
 
 def _inherited(environ: Mapping[str, str]) -> dict[str, str]:

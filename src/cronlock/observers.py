@@ -159,7 +159,8 @@ class Syslog:
         now = time.localtime(clock.wall())
         month = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")[now.tm_mon - 1]
         head = f"<{CRON | LEVELS[event.level][1]}>{month} {now.tm_mday:2d} {time.strftime('%H:%M:%S', now)} cronlock[{os.getpid()}]: "
-        body = f"{_printable(self._name)}: {_printable(event.text)}".encode(errors="backslashreplace")
+        told = f"{self._name}: {event.text}" if self._name else event.text  # there is none yet when the options are wrong
+        body = _printable(told).encode(errors="backslashreplace")
         self._sock.send(head.encode() + body[:LONGEST])
 
 
