@@ -79,11 +79,13 @@ def commands(text: str) -> Iterator[tuple[list[str], dict[str, str], bool]]:
     inside, variables = False, dict[str, str]()
     try:
         for word in words:
+            if word.startswith("#"):
+                break
             if set(word) <= set("();<>|&"):
                 inside, variables = False, {}
             elif inside:
                 found[-1][0].append(word)
-            elif os.path.basename(word) == "cronlock":
+            elif os.path.basename(word) == "cronlock" and not os.path.isdir(word):  # cd /opt/cronlock
                 inside = True
                 found.append(([], variables))
             elif setting := re.fullmatch(r"(CRONLOCK_\w+)=(.*)", word):
