@@ -18,7 +18,8 @@ from pages import ROOT
 
 PROGRAMS = Path(sys.executable).parent
 OTHERS = ("3.12", "3.13", "3.14", "3.15")
-# What depends on the Python most: syntax, processes, signals, the drivers' wheels, what a module brings along. The rest runs on the one that made .venv.
+# What depends on the Python most: syntax, processes, signals, the drivers' wheels, what a module brings along. The rest runs on the
+# one that made .venv.
 SHORT = (
     "five_at_once or success_is_silent or term_ends or sigkill_of_cronlock or ignored_sigchld or ctrl_c or what_the_command_is_told or "
     "as_process_1 or waiter_runs or durations or exits or imports"
