@@ -90,6 +90,7 @@ class Stage:
         text = re.sub(r"redis://(:\S+@)redis\.internal(?=/0)", rf"redis://\g<1>{self._guarded.removeprefix('redis://')}", text)
         text = re.sub(r"redis://(?:redis\.internal|host)(?:/0)?\b", self._redis, text)
         text = re.sub(r"postgresql://(?:\w+@)?db(?:\.internal)?/\w+", lambda _: self._postgresql(), text)
+        text = re.sub(r"(nfs:///mnt/[\w/]+)", r"\1?allow_local=1", text)  # no share is mounted there
         text = re.sub(r"https?://[\w.-]+\.\w+(?=/)", self._monitor, text)
         text = re.sub(r"\bweb1\b", os.uname().nodename, text)
         text = re.sub(r"--jitter \w+", "--jitter 0.1s", re.sub(r"\bsleep \d+h", "sleep 0.1", text))
