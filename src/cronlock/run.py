@@ -8,7 +8,7 @@ import select
 import time
 
 from cronlock import clock, durations, exits
-from cronlock.errors import UNANSWERED, BackendError, CronlockError, Interrupted, LeaseLost
+from cronlock.errors import UNANSWERED, BackendError, CronlockError, Interrupted, LeaseLost, UsageError
 from cronlock.guard import FOREVER, TURN, Guard, Orders, cannot_start, first_that_starts
 from cronlock.lean import signal, suppress
 from cronlock.lease import INF, Keeping
@@ -66,6 +66,9 @@ def run(job: Job, backend: Backend, observe: Observe, tail: Tail | None = None) 
             backend.abandon(grant, clock.now() + RELEASE)
             return outcome
         if job.no_fork:
+            if keeping.lease.valid_for < INF:  # a flock: directory that lies on a network file system, which only the store knows
+                backend.abandon(grant, clock.now() + RELEASE)
+                raise UsageError(f"-F works with local file locks only: that of {job.name!r} is on a network, so cronlock has to stay")
             become(job, answer, signals, backend.where)
         try:
             return Supervision(job, keeping, signals, observe, backend, grant.run.run_id, tail).whole()

@@ -188,6 +188,16 @@ class TestRouting:
         assert isinstance(lease, flock.FlockLease)
         backend.close()
 
+    def test_no_fork_is_refused_there_and_leaves_no_run_behind(self, mirror: Mirror, start: Start, tmp_path: Path) -> None:
+        """Nobody would stop the command when the server gives its lock to another machine."""
+        url = f"flock://{mirror.mount}/locks"
+        status, _, err = start("-F", "j", "touch", str(tmp_path / "ran"), backend=url).end()
+        assert status == 64 and err.startswith("cronlock: -F works with local file locks only: ")
+        assert start("j", "true", backend=url).end() == (0, "", "")
+        backend = files.connect(url)
+        assert [run.outcome for run in backend.history("j", soon())] == ["ok"] and not (tmp_path / "ran").exists()
+        backend.close()
+
     @pytest.mark.parametrize("mirror", ["sshfs"], indirect=True)
     @pytest.mark.parametrize("path", ["mirror/mount", "link"])
     def test_locks_that_stay_here_are_refused(self, mirror: Mirror, start: Start, tmp_path: Path, path: str) -> None:
