@@ -42,10 +42,12 @@ TAIL = """
 Also `-h`, `--help`, `-V` and `--version`.
 
 `-n` with a `-w` other than 0 contradict each other, as do `-v` and `-q`: usage errors, if both stand in the same place; else the one that
-[is nearer to the line](configuration.md) wins. `-F` is for local file locks, and is refused
-with `--max-runtime`, `--once-per`, `--min-hold`, `--warn-after` and `--heartbeat`, which need a cronlock that stays, and on one
-line with `--kill-after` or `--on-lost`. Nor does anybody see
-how such a run ends: in `cronlockctl` it is `vanished` as soon as it is over. [Heartbeats](heartbeats.md) explains those options.
+[is nearer to the line](configuration.md) wins. `--retry-failed` and `--prefer` want `--once-per`, and `--standby-delay` wants `--prefer`,
+where they stand on the line: above it or in a config file they are for those lines that they concern.
+
+`-F` is for local file locks, and is refused with `--max-runtime`, `--once-per`, `--min-hold`, `--warn-after` and `--heartbeat`, which
+need a cronlock that stays, and on one line with `--kill-after` or `--on-lost`. Nor does anybody see how such a run ends: in
+`cronlockctl` it is `vanished` as soon as it is over. [Heartbeats](heartbeats.md) explains those options.
 
 ## What the command gets
 

@@ -200,6 +200,7 @@ def test_what_could_do_nothing_may_be_a_default_of_many_lines():
     general = {"CRONLOCK_STANDBY_DELAY": "1m", "CRONLOCK_KILL_AFTER": "5s", "CRONLOCK_ON_LOST": "continue"}
     assert understood("--once-per", "1m", "job", "true", **general).standby == 0.0
     assert understood("-F", "job", "true", **general).no_fork
+    assert not understood("job", "true", CRONLOCK_RETRY_FAILED="1", CRONLOCK_PREFER="web1").label  # only its neighbours have --once-per
 
 
 @pytest.fixture

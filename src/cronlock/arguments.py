@@ -114,7 +114,7 @@ def understand(values: Mapping[str, Any], words: Sequence[str], environ: Mapping
         min_hold=values["min_hold"],
         warn_after=values["warn_after"],
         jitter=values["jitter"],
-        **_period(values, environ),
+        **_period(values, environ, given),
         on_lost=values["on_lost"],
         on_unavailable=values["on_unavailable"],
         heartbeat=values["heartbeat"],
@@ -125,12 +125,12 @@ def understand(values: Mapping[str, Any], words: Sequence[str], environ: Mapping
     return job, values["backend"]
 
 
-def _period(values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+def _period(values: Mapping[str, Any], environ: Mapping[str, str], given: Container[str]) -> dict[str, Any]:
     """What --once-per and its companions mean for this start, by this host's clock now: before jitter, delay and waiting."""
     seconds, prefer = values["once_per"], values["prefer"]
     if seconds is None:
         for key in ("retry_failed", "prefer"):
-            if values[key]:
+            if key in given:
                 raise errors.UsageError(f"--{key.replace('_', '-')} needs --once-per: without a period there is nothing to hold it against")
         return {}
     if values["no_fork"]:
