@@ -114,7 +114,7 @@ def decode(text: str | bytes) -> State:
             return State(
                 fence=int(raw["fence"]),
                 held=_finite(float(raw["held"])),
-                hold=_finite(float(raw.get("hold", 0.0))),
+                hold=_finite(float(raw["hold"])),
                 run=_run(raw["run"]) if raw["run"] else None,
                 claims=tuple(_run(c) for c in raw["claims"] or ()),  # cjson writes an empty list as {}
             )

@@ -53,7 +53,6 @@ class Redis:
         self._server = Server(target, driver)
         self.warnings: list[str] = []
         """Lines for people about what was mended or left out; the caller prints them."""
-        self.history_kept = True
         self._scripts = True  # False: the server does not run ours
         self._minimal = False  # the ACL refused EVAL: try nothing else it may refuse, each would be a line in ACL LOG
         self._deaf = False  # may not SUBSCRIBE
@@ -102,8 +101,10 @@ class Redis:
         try:
             before = states.decode(old) if old else State()
         except states.Foreign as error:
-            if verdict and not verdict[2]:
-                raise ConfigError(f"{self.where}: the state in {_shown(state)} is unreadable ({error}): redis-cli DEL it") from None
+            if verdict and not verdict[2]:  # the script is easier to please
+                if verdict[0] == b"refused":  # and has let the lock go
+                    raise ConfigError(f"{self.where}: the state in {_shown(state)} is unreadable ({error}): redis-cli DEL it") from None
+                verdict = None
             before = State()
             self.warnings.append(f"{self.where}: the state of {grant.name} was unreadable ({error}) and is now in {_shown(broken)}")
         if before.run and before.run.token == grant.run.token:
@@ -346,13 +347,10 @@ class RedisLease:
                 commands.append(("PUBLISH", channel, "1"))
             commands.append(("PEXPIRE", lock, rest) if rest else ("DEL", lock))
             done = backend._guarded(self._grant.name, run.token, commands, until)
-            backend.history_kept = not backend._minimal
             answer = [b"held"] if isinstance(done, list) and backend._server.checked(done[-1]) else [b"lost", done]
         self._expect_held(answer)
-        trouble = answer[1] if len(answer) > 1 else None
-        backend.history_kept = backend.history_kept and trouble != b"no history"
-        if trouble and trouble != b"no history":
-            backend.warnings.append(f"{backend.where}: released, but the end of the run was not written: {_printable(trouble)}")
+        if len(answer) > 1 and answer[1]:
+            backend.warnings.append(f"{backend.where}: released, but the end of the run was not written: {_printable(answer[1])}")
 
     @property
     def _keys(self) -> tuple[bytes, bytes, bytes, bytes, bytes]:

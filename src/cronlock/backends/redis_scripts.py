@@ -14,7 +14,8 @@ local mine = at and string.sub(at, 1, #ARGV[1] + 1) == ARGV[1] .. ' '
 local function tell(channel) if may('PUBLISH', channel, '1') then redis.pcall('PUBLISH', channel, '1') end end
 """
 # Runs behind SET NX. The rule of state.claim(), which Python applies to the same text again: the two must agree.
-# A state that reads as broken is set aside; `now` is the caller's clock where TIME is forbidden.
+# A state that nothing here can be read from is set aside; one that only Python finds broken, Python sets aside.
+# `now` is the caller's clock where TIME is forbidden.
 CLAIM = (
     COMMON
     + """
@@ -28,24 +29,12 @@ if may('TIME') then
   if t[1] then now = t[1] + t[2] / 1e6 end
 end
 local old = redis.call('GET', KEYS[2])
-local s = {fence = '0', held = 0, claims = {}}
-local function time(t) return t > -1e11 and t < 1e11 end -- as state._finite has it
-local function whole(r) -- as state._run has it
-  for field, kind in pairs({token = 'string', host = 'string', pid = 'number', start = 'number'}) do
-    assert(type(r[field]) == kind)
-  end
-  for field, kind in pairs({run_id = 'string', user = 'string', command = 'string', label = 'string', outcome = 'string',
-                            fence = 'string', status = 'number', ['end'] = 'number'}) do
-    assert(r[field] == nil or type(r[field]) == kind)
-  end
-  return r.pid % 1 == 0 and time(r.start) and time(r['end'] or 0)
-end
+local s = {v = 1, fence = '0', held = 0, claims = {}}
 local function readable()
   local t = cjson.decode(old)
   if t.v == 1 then
-    assert(string.match(t.fence, '^%d+$') and type(t.held) == 'number' and time(t.held) and time(t.hold or 0))
-    assert(t.run == cjson.null or whole(t.run))
-    for _, c in ipairs(t.claims) do assert(whole(c)) end
+    assert(string.match(t.fence, '^%d+$') and type(t.held) == 'number' and type(t.hold) == 'number')
+    for _, c in ipairs(t.claims) do assert(type(c) == 'table') end
   else
     assert(t.v > 1)
   end
@@ -58,20 +47,14 @@ if old then
 end
 local stamp = string.format('%.17g', now)
 local function refused() redis.call('DEL', KEYS[1]); return {'refused', stamp, aside} end
-if s.v and s.v > 1 then return refused() end
+if s.v > 1 then return refused() end
 local last = type(s.run) == 'table' and s.run
 if last and last.token == token then return {'granted', stamp, aside} end
-if label ~= '' then
-  for i = #s.claims, 1, -1 do
-    if s.claims[i].label == label then
-      if retry ~= '1' or s.claims[i].outcome == 'ok' then return refused() end
-      break
-    end
-  end
+for _, c in ipairs(s.claims) do
+  if c.label == label and (retry ~= '1' or c.outcome == 'ok') then return refused() end
 end
-local fence = tonumber(s.fence)
-if last and now < s.held and s.held <= now + (s.hold or 0) + 1 then return refused() end
-run.fence = string.format('%.0f', math.max(fence + 1, math.floor(now * 1e6)))
+if last and now < s.held and s.held <= now + s.hold + 1 then return refused() end
+run.fence = string.format('%.0f', math.max(tonumber(s.fence) + 1, math.floor(now * 1e6)))
 local claims = s.claims
 if label ~= '' then
   claims = {}
@@ -80,8 +63,7 @@ if label ~= '' then
 end
 while #claims > 100 do table.remove(claims, 1) end
 s = {v = 1, fence = run.fence, held = hold > 0 and now + hold or 0, hold = hold, run = run, claims = claims}
-local done = redis.pcall('SET', KEYS[2], cjson.encode(s), 'PX', #claims > 0 and claimed or keep)
-if done.err then redis.call('DEL', KEYS[1]); return done end
+redis.call('SET', KEYS[2], cjson.encode(s), 'PX', #claims > 0 and claimed or keep)
 return {'granted', stamp, aside}
 """
 )
@@ -90,15 +72,14 @@ REGAIN = (
     COMMON
     + """
 local token, value, ttl, replaced, state, keep = unpack(ARGV)
-local ok, s = pcall(cjson.decode, redis.call('GET', KEYS[2]) or '')
-local last = ok and type(s) == 'table' and type(s.run) == 'table' and s.run.token
-if (at and not mine) or not last or (last ~= token and last ~= replaced) then return {'lost', at} end
+local _, last = pcall(function() return cjson.decode(redis.call('GET', KEYS[2])).run.token end) -- or the reason why not
+if (at and not mine) or (last ~= token and last ~= replaced) then return {'lost', at} end
 redis.call('SET', KEYS[1], value, 'PX', ttl)
 redis.call('SET', KEYS[2], state, 'PX', keep)
 return {'held'}
 """
 )
-# First the lock, then the rest: trouble with state or history keeps nobody waiting. The same text in the state
+# First the lock, then the rest: trouble with the history keeps nobody waiting. The same text in the state
 # already: this is a second attempt, the first one's answer was lost.
 RELEASE = (
     COMMON
@@ -106,20 +87,15 @@ RELEASE = (
 local token, rest, channel, keep, state = unpack(ARGV)
 if not mine then return {redis.call('GET', KEYS[2]) == state and 'held' or 'lost', at} end
 if tonumber(rest) > 0 then redis.call('PEXPIRE', KEYS[1], rest) else redis.call('DEL', KEYS[1]) end
-local kept = redis.pcall('SET', KEYS[2], state, 'PX', keep)
-local trouble = type(kept) == 'table' and kept.err
+redis.call('SET', KEYS[2], state, 'PX', keep)
+local kept = 0
 if may('RPUSH', KEYS[3], state) and may('LTRIM', KEYS[3], 0, 1) then
-  for i = 6, #ARGV do
-    kept = redis.pcall('RPUSH', KEYS[3], ARGV[i])
-    trouble = trouble or type(kept) == 'table' and kept.err
-  end
+  kept = redis.pcall('RPUSH', KEYS[3], unpack(ARGV, 6))
   redis.pcall('LTRIM', KEYS[3], -100, -1)
   redis.pcall('PEXPIRE', KEYS[3], keep)
-else
-  trouble = trouble or 'no history'
 end
 tell(channel)
-return {'held', trouble}
+return {'held', type(kept) == 'table' and kept.err}
 """
 )
 # An attempt that was cut short: the lock goes, and the label it claimed is not used up (state.withdrawn).
@@ -128,13 +104,13 @@ DELETE = (
     + """
 local token, channel, keep, claimed = unpack(ARGV)
 if not mine then return {'held'} end
-local ok, s = pcall(cjson.decode, redis.pcall('GET', KEYS[2]) or '')
-if ok and type(s) == 'table' and s.v == 1 and type(s.run) == 'table' and s.run.token == token then
-  local others = {}
+pcall(function()
+  local s, others = cjson.decode(redis.call('GET', KEYS[2])), {}
+  if s.run.token ~= token then return end
   for _, c in ipairs(s.claims) do if c.token ~= token then table.insert(others, c) end end
   s.run.outcome, s.held, s.claims = 'interrupted', 0, others
-  redis.pcall('SET', KEYS[2], cjson.encode(s), 'PX', #others > 0 and claimed or keep)
-end
+  redis.call('SET', KEYS[2], cjson.encode(s), 'PX', #others > 0 and claimed or keep)
+end)
 redis.call('DEL', KEYS[1])
 tell(channel)
 return {'held'}
