@@ -223,6 +223,23 @@ def test_the_smallest_user_where_nobody_has_scripts(opened: Callable[[str], Redi
     assert scriptless.cli("EXISTS", f"cl:{name}") == 0
 
 
+@pytest.mark.parametrize("gone", [("TIME", "PTTL", "PUBLISH", "SUBSCRIBE", "RPUSH", "LTRIM"), ("EVAL", "WATCH")])
+def test_a_server_that_renamed_commands_away(
+    opened: Callable[[str], Redis], start_redis: Callable[..., RedisServer], name: str, gone: tuple[str, ...]
+) -> None:
+    server = start_redis(*(word for command in gone for word in ("--rename-command", command, "")))
+    one, two = opened(server.url()), opened(server.url())
+    lease, asked = held(one, name), grant(name)
+    assert isinstance(two.try_acquire(grant(name), soon()), Busy)
+    two.wait(name, soon(0.1))
+    lease.renew(soon())
+    lease.release(finished(lease), soon())
+    assert isinstance(two.try_acquire(asked, soon()), RedisLease)
+    two.abandon(asked, soon())
+    assert server.cli("KEYS", "*") == [f"cronlock:{name}\x1fstate"]
+    server.stop()
+
+
 def test_a_user_without_keys_is_denied_not_busy(opened: Callable[[str], Redis], user: Callable[..., tuple[str, str]], name: str) -> None:
     url, prefix = user(*O45)
     backend = opened(url.replace(f"prefix={prefix[:-1]}", "prefix=other"))

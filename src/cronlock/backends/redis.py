@@ -282,7 +282,7 @@ class Redis:
         lock = self._keys(name)[0]
         watch = [] if self._minimal else [("WATCH", lock)]
         replies = self._server.ask([*watch, ("GET", lock)], until)
-        if watch and str(replies[0]).startswith("NOPERM"):  # where nobody has EVAL, only this tells
+        if watch and str(replies[0]).startswith(("NOPERM", "ERR unknown command")):  # where nobody has EVAL, only this tells
             self._minimal, watch, replies = True, [], replies[1:]
         *_, holder = map(self._server.checked, replies)
         if _token(holder) != token.encode():

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 # Every script: KEYS lock, state, … and ARGV token, …; the lock is mine if its value begins with "TOKEN ".
 COMMON = """
-local may = redis.acl_check_cmd or function() return true end
+local check = redis.acl_check_cmd or function() return true end
+local function may(...) local known, yes = pcall(check, ...); return known and yes end -- not known: renamed away
 local at = redis.call('GET', KEYS[1])
 local mine = at and string.sub(at, 1, #ARGV[1] + 1) == ARGV[1] .. ' '
 local function tell(channel) if may('PUBLISH', channel, '1') then redis.pcall('PUBLISH', channel, '1') end end
