@@ -200,6 +200,36 @@ def test_a_role_without_rights_on_the_table_is_told_what_to_grant(
     assert len(stranger.history("k", soon())) == 1
 
 
+@pytest.mark.parametrize(
+    ("fault", "kind", "told"),
+    [
+        ("drop table cronlock_runs", ConfigError, "the tables should be: "),
+        ("alter table cronlock_runs enable row level security", PermissionDenied, "have the owner run: "),
+    ],
+)
+def test_a_lock_is_not_lost_where_only_the_history_is(
+    postgresql_url: str,
+    admin: psycopg.Connection[Any],
+    role: str,
+    opened: Callable[[str], PostgreSQL],
+    fault: str,
+    kind: type[CronlockError],
+    told: str,
+) -> None:
+    held(opened(postgresql_url), "other")  # makes the tables
+    admin.execute(f"grant select, insert, update on cronlock to {role}".encode())
+    admin.execute(f"grant select, insert, delete on cronlock_runs to {role}".encode())
+    job = opened(postgresql_url.replace("postgres:top", f"{role}:p"))
+    lease = held(job, "j")
+    admin.execute(fault.encode())
+    with pytest.raises(kind, match=told) as caught:
+        lease.release(finished(lease), soon())
+    for statement in str(caught.value).partition(told)[2].replace("ROLE", role).split("; "):
+        admin.execute(statement.encode())
+    lease.release(finished(lease), soon())
+    assert len(job.history("j", soon())) == 1
+
+
 # -- the lease
 
 

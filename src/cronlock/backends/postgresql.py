@@ -406,7 +406,8 @@ class PostgreSQL:
         """Ask on `session`, or, if that is dead or silent, on a new one to a server that can be written to."""
         statement = statement.format(**self.filled)
         standby: set[Target] = set()
-        missing = made = False
+        missing: Refused | None = None
+        made = False
         if session and not session.alive:
             session = None
         while True:
@@ -414,8 +415,8 @@ class PostgreSQL:
             session = session or self._open(name, until, standby)
             try:
                 if missing:
-                    self._create(session, until)
-                    missing, made = False, True
+                    self._create(session, until, missing)
+                    missing, made = None, True
                 # a connection that a firewall forgot swallows everything: leave time for another one
                 return session, session.ask(statement, params(session), now() + left(until) / 2 if kept else until)
             except Broken as error:
@@ -423,7 +424,7 @@ class PostgreSQL:
                     raise BackendError(f"{self.where}: {error}") from None
             except Refused as error:
                 if error.code == "42P01" and create and not made:
-                    missing = True
+                    missing = error
                     continue
                 if error.code == "42P01":
                     raise NoTable(session, "it does not exist") from None
@@ -438,8 +439,9 @@ class PostgreSQL:
         """The server's error in our words."""
         code, where = error.code, f"{self.where}: {error}"
         if code == "42501":
-            return PermissionDenied(f"{where}; have the owner run: {sql.GRANTS.format(**self.filled)}")
-        if code in ("3F000", "42703", "42804", "42883", "42P10", "42809"):
+            advice = sql.OPEN if "row-level security" in str(error) else sql.GRANTS
+            return PermissionDenied(f"{where}; have the owner run: {advice.format(**self.filled)}")
+        if code in ("3F000", "42P01", "42703", "42804", "42883", "42P10", "42809"):
             return ConfigError(f"{where}; the tables should be: {self.ddl()}")
         if code == "22P05":
             return ConfigError(f"{where}; NAME, user and program must be in the database's encoding, as in UTF8 they are")
@@ -483,13 +485,15 @@ class PostgreSQL:
             raise
         return rows
 
-    def _create(self, session: Session, until: float) -> None:
+    def _create(self, session: Session, until: float, missing: Refused) -> None:
         for table in sql.DDL:
             while True:
                 try:
                     session.ask(table.format(**self.filled), (), until)
                     break
                 except Refused as error:
+                    if error.code == "42501" and self.filled["runs"].replace('"', "") in str(missing):
+                        raise self.said(missing) from None  # the lock's own table is there
                     if error.code == "42501":
                         raise NoTable(session, f"this role may not make it ({error})") from None
                     if error.code not in RACES or left(until) < 0.1:

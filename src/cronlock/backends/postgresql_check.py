@@ -21,7 +21,7 @@ select extract(epoch from clock_timestamp()), current_setting('server_version'),
     (select sum(numbackends) from pg_stat_database),  -- in pg_stat_activity an ordinary role can't tell clients of other roles
     current_setting('fsync'), current_setting('synchronous_commit'),
     (select count(*) from pg_stat_replication), current_setting('synchronous_standby_names') <> '',
-    to_regclass('{table}') is not null,
+    to_regclass('{table}') is not null and to_regclass('{runs}') is not null,
     has_schema_privilege(split_part(replace('{table}', '"', ''), '.', 1), 'create'), current_setting('default_transaction_read_only')"""
 RIGHTS = """
 select has_table_privilege('{table}', 'select') and has_table_privilege('{table}', 'insert') and has_table_privilege('{table}', 'update')

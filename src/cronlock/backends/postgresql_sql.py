@@ -31,6 +31,7 @@ GRANTS = (
     "grant usage on schema {schema} to ROLE; "
     "grant select, insert, update on {table} to ROLE; grant select, insert, delete on {runs} to ROLE"
 )
+OPEN = "alter table {table} disable row level security; alter table {runs} disable row level security"
 
 # $1 name, $2 the backend pid libpq was told, $3 settings. A pooler hands out a pid of its own, and nothing that
 # outlives the statement may stick to a server connection that the next client gets: hence "not direct" (is_local).
