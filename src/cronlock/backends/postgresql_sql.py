@@ -54,13 +54,13 @@ CLAIM = "".join(
         """,
 w as (
     insert into {table} as c (name, token, expires, held, granted, fence, run, claims)
-    select $1, $6, now + $7::float8 * interval '1s', now + nullif($8::float8, 0) * interval '1s', now, f,
+    select $1, $6, now + $7::float8 * interval '1s', now + $8::float8 * interval '1s', now, f,
         r, case when $10 = '' then '[]' else jsonb_build_array(r) end
     from l, lateral (select (extract(epoch from now) * 1000000)::bigint as f) x,
         lateral (select $9::jsonb || jsonb_build_object('fence', f::text) as r) y
     where got
     on conflict (name) do update set
-        version = 1, token = excluded.token, expires = excluded.expires, held = excluded.held, granted = excluded.granted,
+        token = excluded.token, expires = excluded.expires, held = excluded.held, granted = excluded.granted,
         fence = greatest(c.fence + 1, excluded.fence),
         run = excluded.run || jsonb_build_object('fence', greatest(c.fence + 1, excluded.fence)::text),
         before = case
@@ -74,15 +74,15 @@ w as (
     where c.version <= 1 and c.expires <= excluded.granted
         and not coalesce(c.held > excluded.granted and c.granted <= excluded.granted + interval '1s', false)
         and not exists (select from jsonb_array_elements(c.claims) e
-            where $10 <> '' and e->>'label' = $10 and not ($11::bool and coalesce(e->>'outcome', '') <> 'ok'))
+            where e->>'label' = $10 and not ($11::bool and e->>'outcome' is distinct from 'ok'))
     returning c.fence, c.before
 )
 select l.got, l.direct, w.fence, w.before->-1, r.version, r.run, extract(epoch from r.expires - l.now),
-    extract(epoch from case when r.granted <= l.now + interval '1s' then r.held end - l.now), had.e,
+    extract(epoch from r.held - l.now), had.e,
     case when l.got and w.fence is null and l.direct and $4 <> 'lease' then pg_advisory_unlock({key}) end
 from l left join w on true left join {table} r on r.name = $1
     left join lateral (select e from jsonb_array_elements(r.claims) with ordinality as a (e, i)
-        where $10 <> '' and e->>'label' = $10 order by i desc limit 1) had on true""",
+        where e->>'label' = $10 order by i desc limit 1) had on true""",
     )
 )
 ADVISORY = "".join((HEAD, TRY, " select got, direct, (extract(epoch from now) * 1000000)::bigint from l"))
@@ -90,9 +90,8 @@ ADVISORY = "".join((HEAD, TRY, " select got, direct, (extract(epoch from now) * 
 KEEP = """
 l as materialized (select case when $4::bool and direct then pg_try_advisory_lock({key}) end as got from n, s),
 u as (update {table} c set expires = clock_timestamp() + $6::float8 * interval '1s'"""
-# Whose the row is, where it is not mine any more
-KEPT = """
-select l.got, u.ours, case when u.ours is null then (select run from {table} where name = $1) end from l left join u on true"""
+# … and whose the row is, in case it is not mine any more
+KEPT = " select l.got, u.ours, (select run from {table} where name = $1) from l left join u on true"
 RENEW = "".join(
     (
         HEAD,
@@ -108,7 +107,7 @@ REGAIN = "".join(
     (
         HEAD,
         KEEP,
-        """, token = $5, run = $8::jsonb, fence = greatest(fence, $9::bigint),
+        """, token = $5, run = $8::jsonb, fence = $9::bigint,
         claims = case when $8::jsonb ? 'label' and not claims @> jsonb_build_array(jsonb_build_object('token', $5))
             then claims || $8::jsonb else claims end
     where name = $1 and version <= 1 and (token = $5 and not run ? 'outcome'
