@@ -878,6 +878,19 @@ def test_a_waiter_wakes_when_the_ttl_ends(opened: Callable[[str], Redis], redis_
     assert waited(lambda: redis_server.cli("PEXPIRE", key, 300), opened(redis_url), name) < 0.3 + 1.3
 
 
+def test_a_waiter_of_a_hold_without_its_key_gives_the_server_a_rest(
+    opened: Callable[[str], Redis], redis_server: RedisServer, redis_url: str, name: str
+) -> None:
+    """Its holder died: the key is free, and the claim refused, so asking again at once helps nobody."""
+    held(opened(redis_url), name, min_hold=60)
+    redis_server.cli("DEL", lock_of(redis_url, name))
+    other = opened(redis_url)
+    assert isinstance(other.try_acquire(grant(name), soon()), Busy)
+    started = clock.now()
+    other.wait(name, started + 0.1)
+    assert clock.now() - started >= 0.1
+
+
 def test_a_waiter_that_may_not_subscribe_polls(opened: Callable[[str], Redis], user: Callable[..., tuple[str, str]], name: str) -> None:
     for rules in ((*O45, "+pttl"), (*BARE, "+pttl")):
         url, _ = user(*rules)

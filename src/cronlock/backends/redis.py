@@ -56,6 +56,7 @@ class Redis:
         self._scripts = True  # False: the server does not run ours
         self._minimal = False  # the ACL refused EVAL: try nothing else it may refuse, each would be a line in ACL LOG
         self._deaf = False  # may not SUBSCRIBE
+        self._hold = False  # the last attempt met a --min-hold in the state: nobody tells its end
         self._ear: tuple[str, Link] | None = None
 
     def try_acquire(self, grant: Grant, until: float) -> Lease | Busy | Done:
@@ -119,10 +120,11 @@ class Redis:
             return RedisLease(self, grant, asked, after, before)
         if not verdict:
             self._guarded(grant.name, grant.run.token, [("DEL", lock)], until)
+        self._hold = True
         return after
 
     def _busy(self, lock: bytes, holder: bytes | None, old: bytes | None, answer: Any) -> Busy:
-        ttl = None
+        self._hold, ttl = False, None
         if isinstance(answer, list) and len(answer) == 3 and answer[0] == b"busy":
             self._deaf = not answer[2]
             ttl = answer[1] / 1000 if answer[1] >= 0 else None
@@ -154,7 +156,7 @@ class Redis:
     def wait(self, name: str, until: float) -> None:
         lock, *_, channel = self._keys(name)
         try:
-            if not self._deaf and not self._minimal and self._scripts:
+            if self._scripts and not (self._deaf or self._hold):
                 by = min(until, clock.now() + self.timeout)
                 ear = self._listen(name, channel, by)
                 ttl = self._server.checked(self._server.ask([("PTTL", lock)], by)[0])  # only now: a release before SUBSCRIBE told nobody
