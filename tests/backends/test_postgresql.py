@@ -457,13 +457,18 @@ def test_regained_where_the_state_is_mine_or_the_one_i_replaced(
         lease.renew(soon())
     lease.regain(soon())
     lease.renew(soon())
+    assert admin.execute("select jsonb_array_length(claims) from cronlock").fetchone() == (2,)
     # failed over to a replica that had not heard of it
     admin.execute("delete from cronlock")
     admin.execute("insert into cronlock table replica")
-    with pytest.raises(LeaseLost):
-        lease.renew(soon())
+    for expires, lost in (("clock_timestamp() + '1min'", (lease.renew, lease.regain)), ("'epoch'", (lease.renew,))):
+        admin.execute(f"update cronlock set expires = {expires}".encode())
+        for ask in lost:
+            with pytest.raises(LeaseLost):
+                ask(soon())
     lease.regain(soon())
     lease.renew(soon())
+    assert admin.execute("select jsonb_array_length(claims) from cronlock").fetchone() == (2,)
     assert isinstance(opened(postgresql_url).try_acquire(grant("j"), soon()), Busy)
     lease.release(finished(lease), soon())
     assert isinstance(backend.try_acquire(grant("j", label="1h/b"), soon()), Done)

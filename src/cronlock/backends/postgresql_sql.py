@@ -110,8 +110,7 @@ REGAIN = "".join(
         """, token = $5, run = $8::jsonb, fence = $9::bigint,
         claims = case when $8::jsonb ? 'label' and not claims @> jsonb_build_array(jsonb_build_object('token', $5))
             then claims || $8::jsonb else claims end
-    where name = $1 and version <= 1 and (token = $5 and not run ? 'outcome'
-            or token = $7 and expires <= clock_timestamp()) returning true as ours)""",
+    where name = $1 and (token = $5 or token = $7 and expires <= clock_timestamp()) returning true as ours)""",
         KEPT,
     )
 )
