@@ -202,6 +202,18 @@ def test_a_role_without_rights_on_the_table_is_told_what_to_grant(
 
 
 @pytest.mark.parametrize(
+    "fault", ["alter before drop default", "rename claims to c", "drop constraint cronlock_pkey", "alter run type text"]
+)
+def test_a_table_that_is_not_as_ours_is_shown_as_it_should_be(
+    postgresql_url: str, admin: psycopg.Connection[Any], opened: Callable[[str], PostgreSQL], fault: str
+) -> None:
+    held(opened(postgresql_url), "other")
+    admin.execute(f"alter table cronlock {fault}".encode())
+    with pytest.raises(ConfigError, match="the tables should be: create table"):
+        opened(postgresql_url).try_acquire(grant("j"), soon())
+
+
+@pytest.mark.parametrize(
     ("fault", "kind", "told"),
     [
         ("drop table cronlock_runs", ConfigError, "the tables should be: "),

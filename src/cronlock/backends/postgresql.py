@@ -441,7 +441,7 @@ class PostgreSQL:
         if code == "42501":
             advice = sql.OPEN if "row-level security" in str(error) else sql.GRANTS
             return PermissionDenied(f"{where}; have the owner run: {advice.format(**self.filled)}")
-        if code in ("3F000", "42P01", "42703", "42804", "42883", "42P10", "42809"):
+        if code in ("23502", "3F000", "42P01", "42703", "42804", "42883", "42P10", "42809"):
             return ConfigError(f"{where}; the tables should be: {self.ddl()}")
         if code == "22P05":
             return ConfigError(f"{where}; NAME, user and program must be in the database's encoding, as in UTF8 they are")
