@@ -1002,6 +1002,8 @@ def test_behind_a_pooler_the_row_alone_is_the_lease(
         "postgresql://u:s3cr3t@[::1/db",
         "postgresql://u:s3cr3t%zz@h/db",
         "postgresql://u:s3cr3t and more@h/db",
+        "postgresql://u@h/db?password=a&s3cr3t",
+        "postgresql://u@h/db?password=a&s3cr3t=",
     ],
 )
 def test_urls_that_make_no_sense(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,9 +192,10 @@ class Servers:
         """ValueError: libpq can't read it."""
         try:
             parsed = Conninfo.parse(uri.encode())
-        except OperationalError as error:  # its text quotes the URL, password included, but for this one
+        except OperationalError as error:  # its text quotes the URL, password included; of a query what is behind a raw & in one
             _, text = told(str(error))
-            raise ValueError(text if "query parameter" in text else text.partition(":")[0].partition(' in "')[0]) from None
+            fit = "query parameter" in text and "password=" not in uri
+            raise ValueError(text if fit else text.partition(":")[0].partition(' in "')[0]) from None
         self._known = {o.keyword.decode(): o.val.decode() for o in parsed if o.val}
         self._password_file = password_file
         environ = {k: os.environ.get(f"PG{k.upper()}", "") for k in ("host", "port")} if "service" not in self._known else {}
