@@ -1001,6 +1001,7 @@ BAD = [
     ("redis://h/1?db=2", "twice"),
     ("redis://h?db=1&db=1", "twice"),
     ("redis://h?prefx=a", "did you mean ?prefix="),
+    ("redis://h?password=a&S3cr3tXY=", "behind its password: an '&' in that"),
     ("redis://h?socket_connect_timeout=5", "connect_timeout"),
     ("redis://h?zzz=1", "known"),
     ("redis://h?connect_timeout=x", "duration"),
@@ -1026,7 +1027,7 @@ BAD = [
 def test_bad_urls_are_usage_errors(url: str, word: str) -> None:
     with pytest.raises(UsageError) as caught:
         registry.open_backend(url)
-    assert word in str(caught.value) and "\n" not in str(caught.value)
+    assert word in str(caught.value) and "\n" not in str(caught.value) and "S3cr3tXY" not in str(caught.value)
 
 
 @pytest.mark.parametrize("raw", list("/#?@%"))
