@@ -430,6 +430,14 @@ def test_a_frozen_server_is_unknown_in_time(own_postgresql: Postgres, opened: Ca
     lease.renew(soon())
 
 
+def test_a_release_whose_answer_was_lost_is_asked_again(postgresql_url: str, opened: Callable[[str], PostgreSQL]) -> None:
+    backend = opened(postgresql_url)
+    lease = held(backend, "j")
+    for _ in range(2):
+        lease.release(finished(lease), soon())
+    assert len(backend.history("j", soon())) == 1
+
+
 def test_an_operators_token_is_lost_and_not_regained(
     postgresql_url: str, admin: psycopg.Connection[Any], opened: Callable[[str], PostgreSQL]
 ) -> None:

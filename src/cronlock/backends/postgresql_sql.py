@@ -136,7 +136,7 @@ with u as (update {table} c set expires = 'epoch', run = $3::jsonb,
     where name = $1 and token = $2 and not run ? 'outcome' returning c.before),""",
         _RECORD,
         """
-select x.n, (select token = $2 and run ? 'outcome' from {table} where name = $1), case when $4::bool then pg_advisory_unlock({key}) end
+select x.n, (select token = $2 from {table} where name = $1), case when $4::bool then pg_advisory_unlock({key}) end
 from (select count(*) as n from u) x""",
     )
 )
