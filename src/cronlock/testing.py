@@ -189,7 +189,7 @@ class BackendContract:
         theirs.renew(soon())
 
     def test_a_seized_lease_is_lost_and_never_regained(self, backend: Backend, other: Backend, name: str) -> None:
-        lease = held(backend, name, ttl=2, label="1h/a")
+        lease = held(backend, name, ttl=2, label="1h/a", min_hold=60)
         lost, by = lease.run.but(outcome="lost", status=76, end=time.time()), grant(name).run.but(outcome="released", end=time.time())
         with pytest.raises(LeaseLost):
             other.seize(name, lost.but(token="0" * 32), by, soon())

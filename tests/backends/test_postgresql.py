@@ -535,7 +535,9 @@ def _started(argv: list[str]) -> subprocess.Popen[str] | None:
     return None
 
 
-def test_an_abandoned_attempt_gives_its_label_and_its_min_hold_back(postgresql_url: str, opened: Callable[[str], PostgreSQL]) -> None:
+def test_an_abandoned_attempt_gives_its_label_and_its_min_hold_back(
+    postgresql_url: str, admin: psycopg.Connection[Any], opened: Callable[[str], PostgreSQL]
+) -> None:
     backend, other = opened(postgresql_url), opened(postgresql_url)
     first = held(backend, "j")
     first.release(finished(first), soon())
@@ -544,8 +546,16 @@ def test_an_abandoned_attempt_gives_its_label_and_its_min_hold_back(postgresql_u
     backend.abandon(asked, soon())
     status = other.status("j", soon())
     assert status.run and (status.run.token, status.run.outcome) == (first.run.token, "ok")
-    lease = held(other, "j", label="1h/a")
+    lease = held(opened(postgresql_url + "?lock_mode=lease"), "j", label="1h/a")
     assert lease.previous is None
+    admin.execute("update cronlock set expires = 'epoch'")  # it vanishes
+    asked = grant("j")
+    assert not isinstance(backend.try_acquire(asked, soon()), (Busy, Done))
+    for _ in range(2):
+        backend.abandon(asked, soon())
+    last = held(backend, "j")
+    last.release(finished(last), soon())
+    assert [run.token for run in backend.history("j", soon())] == [first.run.token, lease.run.token, last.run.token]
 
 
 def test_a_claim_that_a_signal_broke_in_on_is_given_back_although_it_comes_later(
@@ -579,6 +589,8 @@ def test_what_is_free_is_free_by_a_clock_set_back(
     backend = opened(postgresql_url)
     lease = held(backend, "j")
     lease.release(finished(lease), soon())
+    with pytest.raises(LeaseLost):
+        backend.seize("j", finished(lease, "lost"), grant("j").run, soon())
     asked = grant("k")
     assert not isinstance(backend.try_acquire(asked, soon()), (Busy, Done))
     backend.abandon(asked, soon())

@@ -144,11 +144,10 @@ from (select count(*) as n from u) x""",
 SEIZE = "".join(
     (
         """
-with u as (update {table} c set token = $4, held = null, fence = fence + 1,
-        run = $5::jsonb || jsonb_build_object('fence', (fence + 1)::text), claims = """,
+with u as (update {table} c set token = $4, held = null, run = $5::jsonb, claims = """,
         _CLAIMS,
         """
-    where name = $1 and token = $2 and not run ? 'outcome' and expires > clock_timestamp() returning c.before),""",
+    where name = $1 and token = $2 and expires > clock_timestamp() returning c.before),""",
         _RECORD,
         """
 select count(*) from u""",
@@ -158,7 +157,7 @@ ABANDON = """
 with u as (update {table} c set expires = 'epoch', held = null, run = c.before->-1, before = c.before - -1,
         claims = coalesce((select jsonb_agg(e order by i)
             from jsonb_array_elements(c.claims) with ordinality as a (e, i) where e->>'token' <> $2), '[]')
-    where name = $1 and token = $2 and run->>'token' = $2 returning 1)
+    where name = $1 and run->>'token' = $2 returning 1)
 select x.n, case when $3::bool then pg_advisory_unlock({key}) end from (select count(*) as n from u) x"""
 UNLOCK = "select pg_advisory_unlock({key})"
 # On its own before WAIT: the check of the client's connection is armed when a statement begins.
