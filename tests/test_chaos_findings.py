@@ -134,6 +134,27 @@ until(lambda: hear(keeper, "gone"))
     assert said[1:3] == ["stopping told", f"ended {ended:d}"]
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_who_is_told_again_to_stop_answers_again(frozen: bool, tmp_path: Path) -> None:
+    """The lock got lost while the command took its time to end at a TERM: the guard, which had said already that it is stopping
+    the tree, said nothing, was taken for frozen and killed; and who took over did so with the first time to KILL, not the last."""
+    up = tmp_path / "up"
+    said = with_guard(
+        f"""
+keeper = start("trap '' TERM; touch {up}; while :; do sleep .01; done")
+until(lambda: hear(keeper, "started") and os.path.exists("{up}"))
+if {frozen}:
+    os.kill(keeper.pid, signal.SIGSTOP)
+keeper.stop(60.0)
+keeper.stop(0.2)
+if {frozen}:
+    keeper.kill()
+until(lambda: hear(keeper, "gone"))
+"""
+    )
+    assert said.count("stopping told") == (1 if frozen else 2)
+
+
 class Flaky:
     """Busy, then no answer, then a grant: which may be that of the try that got no answer."""
 

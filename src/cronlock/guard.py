@@ -12,8 +12,9 @@ until the tree is gone. The messages between the two, one packet each:
     fds         (descriptors attached) hold these       stuck PID…        not gone 2 s after KILL
                                                         gone              stopped, and nothing of the tree is left
 
-End of file is a message too: the guard stops the tree when cronlock is gone; cronlock, a subreaper itself, takes the
-orphaned command over when the guard is gone. Both do it with the same `Ward`.
+Each `stop`, and each `pass` of a TERM, is answered with `stopping`: a guard that does not is taken for frozen. End of file is
+a message too: the guard stops the tree when cronlock is gone; cronlock, a subreaper itself, takes the orphaned command over
+when the guard is gone. Both do it with the same `Ward`.
 """
 
 from __future__ import annotations
@@ -90,8 +91,7 @@ class Ward:
                 self._signal_all(signum)
             return []
         if self._stopping:
-            self._kill_at = min(self._kill_at, clock.now() + HURRY)
-            return []
+            return self._begin(HURRY, "signal")
         return self.stop(signum, self._kill_after, "signal", to_group=not had_it)
 
     def stop(self, signum: int, kill_after: float, why: str, *, to_group: bool = True) -> list[str]:
@@ -154,8 +154,6 @@ class Ward:
 
     def _begin(self, kill_after: float, why: str) -> list[str]:
         self._kill_at = min(self._kill_at, clock.now() + kill_after)
-        if self._stopping:
-            return []
         self._stopping = True
         return [f"stopping {why}"]
 
@@ -251,7 +249,7 @@ class Guard:
 
     def stop(self, kill_after: float) -> None:
         """TERM to the whole tree now, KILL after so many seconds."""
-        self._asked = self._asked or (kill_after, "told")
+        self._asked = kill_after, "told"
         if self._ward:
             self._backlog += self._ward.stop(signal.SIGTERM, kill_after, "told")
         elif self._sock:
