@@ -134,6 +134,41 @@ until(lambda: hear(keeper, "gone"))
     assert said[1:3] == ["stopping told", f"ended {ended:d}"]
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "why"),
+    [
+        ("valid(clock.now() + 3.0, 2.0, INF)", "messages()", "expired"),
+        ("messages()", "valid(clock.now() + 3.0, 2.0, INF)", "expired"),
+        ("messages()", "stop(5.0)", "told"),
+        ("messages()", "pass_on(signal.SIGTERM)", "signal"),
+    ],
+)
+def test_who_takes_over_from_a_killed_guard_does_what_it_did(before: str, after: str, why: str, tmp_path: Path) -> None:
+    up = tmp_path / "up"
+    said = with_guard(
+        f"""
+from cronlock import clock
+INF = float("inf")
+keeper = start("trap 'exit 7' TERM; touch {up}; while :; do sleep .01; done")
+until(lambda: hear(keeper, "started") and os.path.exists("{up}"))
+command = said[0].split()[1]
+keeper.{before}
+os.kill(keeper.pid, signal.SIGKILL)
+until(lambda: hear(keeper, "-") or keeper.fd == -1)
+if "{before}" == "messages()":
+    keeper.freeze()
+    until(lambda: state(command) == "T")
+    keeper.valid(clock.now() + 60.0, 0.0, INF)
+    until(lambda: state(command) != "T")
+keeper.{after}
+until(lambda: hear(keeper, "stopping"))
+assert keeper.wait() < guard.TURN
+until(lambda: "gone" in said or hear(keeper, "gone"))
+"""
+    )
+    assert said[1:] == [f"stopping {why}", f"ended {7 << 8}", "gone"]
+
+
 @pytest.mark.parametrize("frozen", [False, True])
 def test_who_is_told_again_to_stop_answers_again(frozen: bool, tmp_path: Path) -> None:
     """The lock got lost while the command took its time to end at a TERM: the guard, which had said already that it is stopping
