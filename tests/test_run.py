@@ -449,14 +449,13 @@ def test_no_fork_and_a_signal_just_before_the_command_is_not_swallowed() -> None
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGTERM
 
 
-def on_terminal(*argv: str, keys: bytes, ready: Path, env: dict[str, str]) -> tuple[int, bytes]:
-    """The status and output of a command that has a terminal, after `keys` were typed once `ready` exists."""
+def on_terminal(*argv: str, then: Callable[[int, int], object], ready: Path, env: dict[str, str]) -> tuple[int, bytes]:
+    """The status and output of a command that has a terminal. `then` is told its pid and the terminal's other end once `ready` exists."""
     fd, its = os.openpty()
     process = subprocess.Popen(["setsid", "--ctty", *argv], stdin=its, stdout=its, stderr=its, env={**os.environ, **env})
     os.close(its)
     until(ready.exists)
-    time.sleep(0.1)  # the shell inside has set its traps by then
-    os.write(fd, keys)
+    then(process.pid, fd)
     seen = b""
     while True:
         assert select.select([fd], [], [], 30)[0], f"it has not ended: {seen!r}"
@@ -471,18 +470,56 @@ def on_terminal(*argv: str, keys: bytes, ready: Path, env: dict[str, str]) -> tu
     return process.wait(30), seen
 
 
-def test_ctrl_c_on_a_terminal_reaches_the_command_once(tmp_path: Path) -> None:
-    script = f"trap 'echo int >> $T/got; exit 5' INT; echo up > $T/up; {LOOP}"
-    code, _ = on_terminal(
-        CRONLOCK, "-b", f"flock://{tmp_path}/l", "c", "sh", "-c", script, keys=b"\x03", ready=tmp_path / "up", env={"T": str(tmp_path)}
-    )
-    assert (code, (tmp_path / "got").read_text()) == (5, "int\n")
+NOTES = """
+import os, signal, sys, time
+def note(signum, _frame):
+    print(signal.Signals(signum).name, file=open("got", "a"))
+for signum in (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM):
+    signal.signal(signum, note)
+open("up", "w")
+while not os.path.exists("end"):
+    time.sleep(0.05)
+sys.exit(5)
+"""
+
+
+def test_on_a_terminal_each_signal_reaches_the_command_once(tmp_path: Path) -> None:
+    """The terminal gives ^C to the command as it does to us, and a kill of the whole group gives TERM; a kill of cronlock alone doesn't."""
+    (tmp_path / "notes.py").write_text(NOTES)
+
+    def signals(pid: int, fd: int) -> None:
+        expected = []
+        for send, name in (
+            (lambda: os.write(fd, b"\x03"), "SIGINT"),
+            (lambda: os.kill(pid, signal.SIGINT), "SIGINT"),
+            (lambda: os.kill(pid, signal.SIGUSR1), "SIGUSR1"),
+            (lambda: os.killpg(pid, signal.SIGTERM), "SIGTERM"),
+        ):
+            send()
+            expected.append(name)
+            until(lambda: (tmp_path / "got").exists() and (tmp_path / "got").read_text().split()[-len(expected) :] == expected)
+        (tmp_path / "end").touch()
+
+    script = f"cd $T; setsid sleep 296 & echo $! > $T/stray; exec {sys.executable} notes.py"
+    argv = (CRONLOCK, "--kill-after", "60", "-b", f"flock://{tmp_path}/l", "c", "sh", "-c", script)
+    code, _ = on_terminal(*argv, then=signals, ready=tmp_path / "up", env={"T": str(tmp_path)})
+    assert (code, (tmp_path / "got").read_text().split()) == (5, ["SIGINT", "SIGINT", "SIGUSR1", "SIGTERM"])
+    assert not alive(pid_in(tmp_path / "stray"))
 
 
 def test_a_command_on_a_terminal_can_read_it(tmp_path: Path) -> None:
     script = "echo up > $T/up; read x; echo got-$x"
     code, seen = on_terminal(
-        CRONLOCK, "-b", f"flock://{tmp_path}/l", "c", "sh", "-c", script, keys=b"hello\n", ready=tmp_path / "up", env={"T": str(tmp_path)}
+        CRONLOCK,
+        "-b",
+        f"flock://{tmp_path}/l",
+        "c",
+        "sh",
+        "-c",
+        script,
+        then=lambda _, fd: os.write(fd, b"hello\n"),
+        ready=tmp_path / "up",
+        env={"T": str(tmp_path)},
     )
     assert code == 0
     assert b"got-hello" in seen
