@@ -598,3 +598,20 @@ def test_a_signal_on_the_way_into_a_wait_does_not_interrupt_what_follows(monkeyp
     assert signals.received == [signal.SIGTERM, signal.SIGTERM]
     os.close(signals._bell)
     os.close(signals._ringer)
+
+
+def test_a_signal_while_earlier_ones_are_delivered_comes_once() -> None:
+    script = """
+import os, signal, cronlock.signals as s
+own = s.Signals().__enter__()
+os.kill(os.getpid(), signal.SIGUSR1)
+def deliver(signum):
+    got.append(signum)
+    if signum == signal.SIGUSR1:
+        os.kill(os.getpid(), signal.SIGTERM)
+got = []
+own.deliver_to(deliver)
+os.kill(os.getpid(), signal.SIGUSR2)
+assert got == [signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR2], got
+"""
+    assert subprocess.run([sys.executable, "-c", script], check=False, timeout=20).returncode == 0

@@ -62,10 +62,12 @@ class Signals:
             os.read(self._bell, 4096)
 
     def deliver_to(self, deliver: Callable[[int], None]) -> None:
-        """From now on, and whatever came since the last look."""
+        """From now on, and whatever came since the last look. None twice: a second TERM means hurry."""
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)
         self._deliver = deliver
         for signum in self.received:
             deliver(signum)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def interruptible(self) -> Interruptible:
         """A context: within, a signal raises Interrupted, also one that came just before."""
