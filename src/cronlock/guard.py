@@ -314,9 +314,8 @@ class Guard:
         self._over |= word in ("failed", "gone") or (word == "ended" and not self._stopping)
 
     def _adopt(self) -> None:
-        """The guard was killed. Its orphans are our children now, and the command's status comes to us."""
-        with suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
+        """The guard was killed. Its orphans come to us, and with them the command's status. It is not waited for: it holds
+        the lock's file, and the kernel may hang closing that on a dead mount."""
         self._ward = Ward(self._command, self.pid, self._orders)
         if self._asked:
             self._backlog += self._ward.stop(signal.SIGTERM, *self._asked)
