@@ -173,21 +173,124 @@ until(lambda: "gone" in said or hear(keeper, "gone"))
 def test_who_is_told_again_to_stop_answers_again(frozen: bool, tmp_path: Path) -> None:
     """The lock got lost while the command took its time to end at a TERM: the guard, which had said already that it is stopping
     the tree, said nothing, was taken for frozen and killed; and who took over did so with the first time to KILL, not the last."""
-    up = tmp_path / "up"
+    up, terms = tmp_path / "up", tmp_path / "terms"
     said = with_guard(
         f"""
-keeper = start("trap '' TERM; touch {up}; while :; do sleep .01; done")
+keeper = start("trap 'echo >> {terms}' TERM; touch {up}; while :; do sleep .01; done")
 until(lambda: hear(keeper, "started") and os.path.exists("{up}"))
 if {frozen}:
     os.kill(keeper.pid, signal.SIGSTOP)
 keeper.stop(60.0)
-keeper.stop(0.2)
-if {frozen}:
-    keeper.kill()
+{frozen} or until(lambda: os.path.exists("{terms}"))
+keeper.stop(0.5)
+{frozen} and keeper.kill()
+{frozen} or keeper.stop(60.0)
 until(lambda: hear(keeper, "gone"))
 """
     )
-    assert said.count("stopping told") == (1 if frozen else 2)
+    assert said.count("stopping told") == (1 if frozen else 3)
+    assert frozen or terms.read_text() == "\n"
+
+
+ENDS = """
+from cronlock import clock
+INF = float("inf")
+keeper = start("trap 'exit 7' TERM USR1; touch {up}; while :; do sleep .01; done")
+until(lambda: hear(keeper, "started") and os.path.exists("{up}"))
+command = int(said[0].split()[1])
+"""
+
+
+@pytest.mark.parametrize("sent", ["SIGKILL", "SIGSTOP"])
+def test_an_end_that_came_with_the_guards_own_is_not_lost(sent: str, tmp_path: Path) -> None:
+    """It was killed just before the command ended; or it reported the end and left, with messages of ours unread."""
+    said = with_guard(
+        ENDS.format(up=tmp_path / "up")
+        + f"""
+os.kill(keeper.pid, signal.{sent})
+for _ in range(3):
+    keeper.valid(*guard.FOREVER)
+os.kill(command, signal.SIGUSR1)
+until(lambda: state(command) == "Z")
+os.kill(keeper.pid, signal.SIGCONT)
+until(lambda: state(keeper.pid) == "Z")
+until(lambda: hear(keeper, "ended"))
+"""
+    )
+    assert said[1:] == [f"ended {7 << 8}"]
+
+
+@pytest.mark.parametrize("end", ["failed", "gone"])
+def test_a_guard_that_has_said_how_it_ended_leaves_nothing_to_take_over(end: str) -> None:
+    """What else descends from us is not the command's."""
+    said = with_guard(
+        f"""
+bystander = os.posix_spawn("/bin/sleep", ["sleep", "60"], os.environ)
+if "{end}" == "failed":
+    keeper = guard.Guard.start(guard.Orders(("/no/such",), {{}}, set(), (), 1.0, guard.FOREVER))
+else:
+    keeper = start("sleep 60")
+    until(lambda: hear(keeper, "started"))
+    keeper.stop(1.0)
+until(lambda: state(keeper.pid) == "Z")
+until(lambda: hear(keeper, "{end}"))
+os.kill(bystander, signal.SIGUSR1)
+assert os.waitpid(bystander, 0)[1] == signal.SIGUSR1
+"""
+    )
+    assert end == "gone" or said == ["failed 2"]
+
+
+def test_what_is_being_stopped_is_not_frozen(tmp_path: Path) -> None:
+    """Nobody would thaw it where the lock is lost: the time to clean up is its own."""
+    said = with_guard(
+        ENDS.format(up=tmp_path / "up").replace("exit 7", "sleep .5; exit 7")
+        + """
+keeper.stop(60.0)
+keeper.freeze()
+until(lambda: hear(keeper, "gone"))
+"""
+    )
+    assert said[1:3] == ["stopping told", f"ended {7 << 8}"]
+
+
+@pytest.mark.parametrize(
+    ("renewed", "patience", "then"),
+    [
+        (True, 20.0, [f"ended {7 << 8}"]),  # the lock still stands: it goes on
+        (False, 0.5, ["stopping expired", f"ended {signal.SIGKILL:d}", "gone"]),  # nobody says so: not one more instruction
+    ],
+)
+def test_a_guard_that_slept_through_its_lease_waits_for_a_verdict(renewed: bool, patience: float, then: list[str], tmp_path: Path) -> None:
+    said = with_guard(
+        f"guard.VERDICT = {patience}\n"
+        + ENDS.format(up=tmp_path / "up")
+        + f"""
+until_then = clock.now() + 1.0
+keeper.valid(until_then, 0.2, 0.6)
+for pid in (keeper.pid, command):
+    os.kill(pid, signal.SIGSTOP)
+until(lambda: clock.now() > until_then)
+os.kill(keeper.pid, signal.SIGCONT)
+if {renewed}:
+    until(lambda: keeper.valid(clock.now() + 60.0, 0.0, INF) or state(command) != "T")
+    os.kill(command, signal.SIGUSR1)
+until(lambda: hear(keeper, "{then[-1].split()[0]}"))
+"""
+    )
+    assert said[1 : 1 + len(then)] == then
+
+
+def test_what_was_frozen_in_time_has_what_is_left_of_the_lease_to_clean_up(tmp_path: Path) -> None:
+    said = with_guard(
+        ENDS.format(up=tmp_path / "up")
+        + """
+keeper.valid(clock.now() + 4.0, 3.0, INF)
+keeper.freeze()
+until(lambda: hear(keeper, "gone"))
+"""
+    )
+    assert said[1:3] == ["stopping expired", f"ended {7 << 8}"]
 
 
 class Flaky:
