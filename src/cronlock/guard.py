@@ -99,14 +99,10 @@ class Ward:
             if clock.now() >= self._valid_until:  # no lock, so not one more instruction
                 signum, kill_after = signal.SIGKILL, 0.0
             self._frozen_at = None
-        already = self._stopping
-        said = self._begin(kill_after, why)
-        if signum == signal.SIGKILL:
-            said += self._kill(clock.now())
-        elif not already:
+        if signum != signal.SIGKILL and not self._stopping:  # KILL is for turn(), which is due now
             self._signal_all(signum, to_group=to_group)
             self._signal_all(signal.SIGCONT)  # a stopped process takes its TERM only then
-        return said
+        return self._begin(kill_after, why)
 
     @property
     def stopping(self) -> bool:
