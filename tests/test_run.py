@@ -174,14 +174,15 @@ def test_a_frozen_cronlock_is_stopped_by_its_guard_before_the_lease_runs_out(
     assert "lock lost" in err
 
 
-def test_a_frozen_cronlocks_command_has_time_to_clean_up(start: Start, tmp_path: Path, leased: str) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_frozen_or_killed_cronlocks_command_has_time_to_clean_up(start: Start, tmp_path: Path, leased: str, sent: int) -> None:
     job = start("-t", "4", "f", "sh", "-c", f"trap 'sleep .3; echo bye > $T/bye; exit 0' TERM; echo $$ > $T/up; {LOOP}", backend=leased)
     command = pid_in(tmp_path / "up")
-    os.kill(job.pid, signal.SIGSTOP)
+    os.kill(job.pid, sent)
     until(lambda: not alive(command), 10)
     assert (tmp_path / "bye").read_text() == "bye\n"
     os.kill(job.pid, signal.SIGCONT)
-    assert job.end()[0] == 76
+    assert job.end()[0] == (76 if sent == signal.SIGSTOP else -sent)
 
 
 def test_a_stopped_command_takes_its_term(start: Start, tmp_path: Path) -> None:
