@@ -383,7 +383,6 @@ def _attend(sock: socket.socket, bell: int, ward: Ward, held: list[int]) -> None
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     poll.register(bell, select.POLLIN)
-    orphaned = False
     while True:
         ready = {fd for fd, _ in poll.poll(ward.wait() * 1000)}
         said: list[str] = []
@@ -410,13 +409,12 @@ def _attend(sock: socket.socket, bell: int, ward: Ward, held: list[int]) -> None
                 held[:] = fds
             else:  # end of file: cronlock is gone, and with it whoever renews the lease
                 poll.unregister(sock)
-                orphaned = True
                 said += ward.orphaned()
         said += ward.turn()
         for text in said:
             with suppress(OSError):
                 sock.send(text.encode())
-        if "gone" in said or (not orphaned and not ward.stopping and any(text.startswith("ended") for text in said)):
+        if "gone" in said or (not ward.stopping and any(text.startswith("ended") for text in said)):
             return  # daemons that a finished command left are let go: they hold nothing of ours
 
 
