@@ -231,9 +231,11 @@ def test_the_guard_holds_the_new_session_after_a_reconnect(
         return sockets(holder.cronlock.guard) & sockets(holder.cronlock.pid) & connected()
 
     until(shared)
+    held = len(sockets(holder.cronlock.guard))
     admin.execute("select pg_terminate_backend(%s)", [session])
     until(lambda: [pid for pid in holders(admin) if pid != session])
     until(shared, 5)
+    assert len(sockets(holder.cronlock.guard)) == held  # the old one is closed
 
 
 def test_a_row_taken_by_another_ends_the_run(postgresql_url: str, admin: psycopg.Connection[Any], job: Callable[..., Job]) -> None:
