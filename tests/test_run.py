@@ -428,6 +428,26 @@ def test_a_signal_at_any_moment_leaves_no_lock_behind(start: Start, finish: Fini
         assert finish("race", "true", backend=store)[0] == 0, i
 
 
+BETWEEN = """
+import os, signal, sys
+from cronlock import registry, run
+from cronlock.model import Job
+def observe(event):
+    if event.kind == "acquired":
+        os.kill(os.getpid(), signal.SIGTERM)
+outcome = run.run(Job("job", ("echo", "ran"), environ=dict(os.environ)), registry.open_backend(sys.argv[1]), observe)
+print(outcome.word, outcome.signal)
+"""
+
+
+def test_a_signal_between_the_grant_and_the_command_gives_the_lock_back(finish: Finish, store: str) -> None:
+    assert subprocess.check_output([sys.executable, "-c", BETWEEN, store], text=True, timeout=20) == "interrupted 15\n"
+    assert finish("job", "true", backend=store) == (0, "", "")
+    backend = open_backend(store)
+    assert [run.outcome for run in backend.history("job", clock.now() + 5)] == ["ok"]
+    backend.close()
+
+
 def test_no_fork_becomes_the_command_and_the_lock_lives_with_it(start: Start, finish: Finish, tmp_path: Path) -> None:
     url = f"flock://{tmp_path}/l"
     job = start("-F", "x", "sh", "-c", "echo $$ > $T/up; sleep 1.5; exit 6", backend=url)
