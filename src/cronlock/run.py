@@ -117,8 +117,7 @@ def acquire(job: Job, grant: Grant, backend: Backend, signals: Signals, observe:
             over = heard is None or clock.now() >= min(until, heard + backend.timeout)
             if over and not (clock.now() < began + CROWDED * backend.timeout and crowded()):
                 raise
-            with signals.interruptible():
-                time.sleep(POLL)
+            time.sleep(POLL)
 
 
 def fresh(keeping: Keeping, asked: float, grant: Grant, backend: Backend, signals: Signals) -> Keeping:
