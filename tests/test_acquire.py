@@ -145,3 +145,34 @@ def test_an_attempt_that_a_signal_ends_is_taken_back(acquire: Ask) -> None:
         acquire(store, wait=60.0)
     assert len(store.abandoned) == 1
     assert began + 4 < store.abandoned[0][1] < clock.now() + run_module.RELEASE
+
+
+class Late:
+    """A grant that is due for renewal; `until` is for how long that may be tried."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error = error
+
+    def fit_to_start(self, until: float) -> bool:
+        self.until = until
+        if self.error:
+            raise self.error
+        return True
+
+
+def fresh(keeping: Late, store: Store, asked: float) -> None:
+    grant = Grant("job", run_module.new_run(Job("job", ("true",))), 60.0)
+    run_module.fresh(keeping, asked, grant, store, Signals())  # type: ignore[arg-type]
+
+
+def test_a_grant_later_than_its_time_out_has_time_for_a_renewal() -> None:
+    late = Late()
+    fresh(late, Store(), clock.now() - 60.0)
+    assert late.until > clock.now()
+
+
+def test_a_signal_while_a_late_grant_is_renewed_gives_it_back() -> None:
+    store = Store()
+    with pytest.raises(Interrupted):
+        fresh(Late(Interrupted(15)), store, clock.now())
+    assert len(store.abandoned) == 1
