@@ -29,7 +29,9 @@ from fixtures_store import Started, alive, until
 
 GUARD = """
 import os, signal, sys, time
-from cronlock import guard
+from cronlock import clock, guard
+
+INF = float("inf")
 
 def start(script):
     return guard.Guard.start(guard.Orders(("/bin/sh", "-c", script), dict(os.environ), set(), (), 1.0, guard.FOREVER))
@@ -48,6 +50,13 @@ def state(pid):
 def hear(keeper, word):
     said.extend(keeper.messages())
     return any(text.split()[0] == word for text in said)
+
+def doze(keeper, *, lease=60.0, grace=0.0):
+    began = clock.now()
+    keeper.valid(began + lease, grace, 0.3)
+    os.kill(keeper.pid, signal.SIGSTOP)
+    until(lambda: clock.now() > began + 0.5)
+    os.kill(keeper.pid, signal.SIGCONT)
 
 said = []
 """
@@ -121,10 +130,9 @@ def test_what_is_frozen_goes_on_with_a_lock_only(left: float, ended: int, tmp_pa
     up = tmp_path / "up"
     said = with_guard(
         f"""
-from cronlock import clock
 keeper = start("trap 'exit 7' TERM; touch {up}; while :; do sleep .01; done")
 until(lambda: hear(keeper, "started") and os.path.exists("{up}"))
-keeper.freeze()
+doze(keeper)
 until(lambda: state(said[0].split()[1]) == "T")
 keeper.valid(clock.now() + {left}, 0.0, float("inf"))
 keeper.stop(5.0)
@@ -147,8 +155,6 @@ def test_who_takes_over_from_a_killed_guard_does_what_it_did(before: str, after:
     up = tmp_path / "up"
     said = with_guard(
         f"""
-from cronlock import clock
-INF = float("inf")
 keeper = start("trap 'exit 7' TERM; touch {up}; while :; do sleep .01; done")
 until(lambda: hear(keeper, "started") and os.path.exists("{up}"))
 command = said[0].split()[1]
@@ -156,8 +162,8 @@ keeper.{before}
 os.kill(keeper.pid, signal.SIGKILL)
 until(lambda: hear(keeper, "-") or keeper.fd == -1)
 if "{before}" == "messages()":
-    keeper.freeze()
-    until(lambda: state(command) == "T")
+    keeper.valid(clock.now() + 60.0, 0.0, 0.1)
+    until(lambda: time.sleep(0.2) or keeper.messages() or state(command) == "T")  # each turn comes too late
     keeper.valid(clock.now() + 60.0, 0.0, INF)
     until(lambda: state(command) != "T")
 keeper.{after}
@@ -193,8 +199,6 @@ until(lambda: hear(keeper, "gone"))
 
 
 ENDS = """
-from cronlock import clock
-INF = float("inf")
 keeper = start("trap 'exit 7' TERM USR1; touch {up}; while :; do sleep .01; done")
 until(lambda: hear(keeper, "started") and os.path.exists("{up}"))
 command = int(said[0].split()[1])
@@ -247,7 +251,7 @@ def test_what_is_being_stopped_is_not_frozen(tmp_path: Path) -> None:
         ENDS.format(up=tmp_path / "up").replace("exit 7", "sleep .5; exit 7")
         + """
 keeper.stop(60.0)
-keeper.freeze()
+doze(keeper)
 until(lambda: hear(keeper, "gone"))
 """
     )
@@ -285,8 +289,7 @@ def test_what_was_frozen_in_time_has_what_is_left_of_the_lease_to_clean_up(tmp_p
     said = with_guard(
         ENDS.format(up=tmp_path / "up")
         + """
-keeper.valid(clock.now() + 4.0, 3.0, INF)
-keeper.freeze()
+doze(keeper, lease=8.0, grace=6.0)
 until(lambda: hear(keeper, "gone"))
 """
     )

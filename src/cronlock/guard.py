@@ -8,8 +8,8 @@ until the tree is gone. The messages between the two, one packet each:
     valid T     the command may run until T             started PID
     pass N      the signal N came for the command       failed ERRNO      it could not be started
     stop S      TERM to the tree now, KILL after S s    ended STATUS      the direct child is gone (wait status)
-    freeze      SIGSTOP the tree until `valid`          stopping WHY      the tree is being ended: signal, told, expired, orphaned
-    fds         (descriptors attached) hold these       stuck PID…        not gone 2 s after KILL
+    fds         (descriptors attached) hold these       stopping WHY      the tree is being ended: signal, told, expired, orphaned
+                                                        stuck PID…        not gone 2 s after KILL
                                                         gone              stopped, and nothing of the tree is left
 
 Each `stop`, and each `pass` of a TERM, is answered with `stopping`: a guard that does not is taken for frozen. End of file is
@@ -112,7 +112,7 @@ class Ward:
         """cronlock is gone: nobody renews, so the tree ends now, and before the lease does."""
         return self.stop(signal.SIGTERM, self._kill_after, "orphaned")
 
-    def freeze(self) -> None:
+    def _freeze(self) -> None:
         if self._frozen_at is None and not self._stopping:
             self._frozen_at = clock.now()
             for _ in range(FREEZES):  # a fork may slip through once
@@ -126,7 +126,7 @@ class Ward:
         """What is due now; the messages it gives rise to."""
         now, said = clock.now(), []
         if now - self._last_turn > self._gap:
-            self.freeze()  # suspended or stopped: the other side must say that the lease still stands
+            self._freeze()  # suspended or stopped: nothing runs until the other side says that the lease still stands
         self._last_turn = now
         if self._frozen_at is not None and self._frozen_at >= self._stop_at:
             if now > self._frozen_at + VERDICT:  # we woke too late for a renewal, and none was reported since
@@ -252,12 +252,6 @@ class Guard:
             self._send(f"stop {kill_after!r}")
         else:
             self._backlog.append("gone")  # with the command, a moment ago
-
-    def freeze(self) -> None:
-        if self._ward:
-            self._ward.freeze()
-        else:
-            self._send("freeze")
 
     def hold(self, fds: Sequence[int]) -> None:
         """The lock is carried by other descriptors now."""
@@ -401,8 +395,6 @@ def _attend(sock: socket.socket, bell: int, ward: Ward, held: list[int]) -> None
                 said += ward.pass_on(int(numbers[0]))
             elif word == "stop":
                 said += ward.stop(signal.SIGTERM, float(numbers[0]), "told")
-            elif word == "freeze":
-                ward.freeze()
             elif word == "fds":
                 for fd in held:
                     os.close(fd)

@@ -9,7 +9,7 @@ import time
 
 from cronlock import clock, durations, exits
 from cronlock.errors import UNANSWERED, BackendError, CronlockError, Interrupted, LeaseLost, UsageError
-from cronlock.guard import FOREVER, TURN, Guard, Orders, cannot_start, first_that_starts
+from cronlock.guard import FOREVER, Guard, Orders, cannot_start, first_that_starts
 from cronlock.lean import signal, suppress
 from cronlock.lease import INF, Keeping
 from cronlock.local import crowded, username
@@ -188,18 +188,14 @@ class Supervision:
         poll = select.poll()
         while not self._finished():
             watched = self._watch(poll)
-            before = clock.now()
             ready = {fd for fd, _ in poll.poll(self._wait() * 1000)}
             now = clock.now()
-            gap = now - before
             if self._signals.fd in ready:
                 self._signals.clear()
             if self._over():
                 return
             if self._keeping:
-                if gap > self._keeping.gap:  # suspended or stopped: nobody knows what happened meanwhile
-                    self._guard.freeze()
-                if gap > self._keeping.gap or now >= self._keeping.due() or watched in ready:
+                if now >= self._keeping.due() or watched in ready:
                     self._renew(self._keeping)
                 elif self._keeping.expired() and not self._lost:  # between two tries, and the guard, which should have said so, is frozen
                     self._lose(f"no answer in time: {self._keeping.unanswered or 'none'}", self._keeping.grace)
@@ -227,7 +223,6 @@ class Supervision:
 
     def _wait(self) -> float:
         due = [
-            TURN if not self._keeping else min(TURN, self._keeping.gap / 3),
             self._guard.wait(),
             min(self._limit, self._ask_at, self._warn_at) - clock.now(),
             self._answer_by - clock.now(),
