@@ -199,7 +199,7 @@ class Supervision:
                     self._renew(self._keeping)
                 elif self._keeping.expired() and not self._lost:  # between two tries, and the guard, which should have said so, is frozen
                     self._lose(f"no answer in time: {self._keeping.unanswered or 'none'}", self._keeping.grace)
-            if now >= self._limit and not self._why and not self._over():
+            if now >= self._limit and not self._why:
                 self._stop("timed-out", self._job.kill_after)
             if now >= self._ask_at:
                 self._ask_at, self._warn_at = INF, self._started + self._usual_limit()
