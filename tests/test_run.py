@@ -148,12 +148,17 @@ def test_a_killed_guards_command_still_gets_signals(start: Start, tmp_path: Path
     assert not alive(stray)
 
 
-def test_a_frozen_guard_does_not_hold_term_up(start: Start, tmp_path: Path, store: str) -> None:
-    job = start("--kill-after", "1", "g", "sh", "-c", "echo $$ > $T/up; exec sleep 294", backend=store)
+@pytest.mark.parametrize(("limit", "statuses"), [((), (143, 137)), (("--max-runtime", "2"), (124,))])
+def test_a_frozen_guard_does_not_hold_an_end_up(
+    start: Start, tmp_path: Path, store: str, limit: tuple[str, ...], statuses: tuple[int, ...]
+) -> None:
+    """At a TERM, or at --max-runtime."""
+    job = start("--kill-after", "1", *limit, "g", "sh", "-c", "echo $$ > $T/up; exec sleep 294", backend=store)
     pid = pid_in(tmp_path / "up")
     os.kill(job.guard, signal.SIGSTOP)
-    job.send_signal(signal.SIGTERM)
-    assert job.end()[0] in (143, 137)
+    if not limit:
+        job.send_signal(signal.SIGTERM)
+    assert job.end()[0] in statuses
     assert not alive(pid)
 
 
