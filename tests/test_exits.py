@@ -40,7 +40,6 @@ def test_the_conflict_code_is_for_skips_only() -> None:
         (errors.PermissionDenied("x"), 77),
         (errors.ConfigError("x"), 78),
         (errors.CommandError("x", 127), 127),
-        (errors.Interrupted(2), 130),
         (RuntimeError("x"), 70),
     ],
 )

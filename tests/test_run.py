@@ -628,13 +628,17 @@ def test_a_defect_of_ours_is_one_line_and_70_and_the_whole_story_with_v(argv: tu
     assert ("Traceback" in done.stderr) == story and (done.stderr.count("\n") > 1) == story
 
 
-def test_a_signal_on_the_way_into_a_wait_does_not_interrupt_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_signal_interrupts_is_not_interrupted_again() -> None:
+    """Neither on its way out of the wait, nor after one that it never got into."""
     signals = Signals()
-    monkeypatch.setattr(signals, "raising", lambda on, real=signals.raising: (real(on), on and signals._handle(signal.SIGTERM, None)))
+    signals.interruptible().__enter__()
+    with pytest.raises(Interrupted):
+        signals._handle(signal.SIGTERM, None)
+    signals._handle(signal.SIGHUP, None)
     with pytest.raises(Interrupted), signals.interruptible():
         pytest.fail("it must not get here")
     signals._handle(signal.SIGTERM, None)
-    assert signals.received == [signal.SIGTERM, signal.SIGTERM]
+    assert signals.received == [signal.SIGTERM, signal.SIGHUP, signal.SIGTERM]
     os.close(signals._bell)
     os.close(signals._ringer)
 

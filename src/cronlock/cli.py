@@ -73,8 +73,6 @@ def start(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             heartbeat.finish(Outcome("failed", error.code, detail=str(error)))
         observe(observers.of_error(error))
         return exits.status(error)
-    except errors.Interrupted as error:
-        return exits.status(error)
     except KeyboardInterrupt:
         return exits.SIGNAL + 2
     except Exception as error:  # a defect of ours: one line for cron's mail, the whole story with -v

@@ -27,8 +27,6 @@ def status(end: Outcome | BaseException, conflict_code: int = BUSY) -> int:
         return _of_outcome(end, conflict_code)
     if isinstance(end, errors.CommandError):
         return end.code
-    if isinstance(end, errors.Interrupted):
-        return SIGNAL + end.signum
     for kind, number in (
         (errors.UsageError, USAGE),
         (errors.ConfigError, CONFIG),

@@ -15,7 +15,7 @@ from cronlock.lean import signal, suppress
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Self
+    from typing import NoReturn, Self
 
 TAKEN = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -25,7 +25,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.received: list[int] = []
-        self._raising = False
+        self.raising = False
         self._deliver: Callable[[int], None] | None = None
         self._bell, self._ringer = os.pipe()
         for fd in (self._bell, self._ringer):
@@ -73,17 +73,17 @@ class Signals:
         """A context: within, a signal raises Interrupted, also one that came just before."""
         return Interruptible(self)
 
-    def raising(self, on: bool) -> None:
-        self._raising = on
-        if on and self.received:
-            raise Interrupted(self.received[0])
+    def interrupt(self) -> NoReturn:
+        """Once: what is on its way out, at whatever line, is not interrupted again."""
+        self.raising = False
+        raise Interrupted(self.received[0])
 
     def _handle(self, signum: int, _frame: object) -> None:
         self.received.append(signum)
         if self._deliver:
             self._deliver(signum)
-        elif self._raising:
-            raise Interrupted(signum)
+        elif self.raising:
+            self.interrupt()
 
 
 class Interruptible:
@@ -91,11 +91,9 @@ class Interruptible:
         self._signals = signals
 
     def __enter__(self) -> None:
-        try:
-            self._signals.raising(True)
-        except Interrupted:  # also from the handler, at any moment in there; and what is not entered is not left
-            self._signals.raising(False)
-            raise
+        self._signals.raising = True
+        if self._signals.received:
+            self._signals.interrupt()
 
     def __exit__(self, *_: object) -> None:
-        self._signals.raising(False)
+        self._signals.raising = False
