@@ -370,7 +370,7 @@ until(lambda: hear(keeper, "gone"))
 SILENT = """
 import os, sys, time
 from cronlock import clock, run
-from cronlock.errors import BackendError
+from cronlock.errors import BackendError, LeaseLost
 from cronlock.model import Job
 
 class Store:
@@ -388,24 +388,35 @@ class Store:
         while ENDS and os.path.exists(f"/proc/{guard}/comm") and open(f"/proc/{guard}/stat").read().split()[2] != "Z":
             time.sleep(0.01)
         time.sleep(2.0)
-        raise BackendError("no answer")
+        raise ANSWER
+
+    def regain(self, until):
+        raise ANSWER
 
     def release(self, run, until):
         print("released as", run.outcome)
 
 command = ("sh", "-c", 'until [ -e "$0" ]; do sleep .01; done; exit 7', sys.argv[1] if ENDS else "/nowhere")
-outcome = run.run(Job("job", command, environ=dict(os.environ), ttl=2.0, MORE), Store(), lambda event: None)
+trouble = lambda event: event.level == "trouble" and print(event.text)
+outcome = run.run(Job("job", command, environ=dict(os.environ), ttl=2.0, MORE), Store(), trouble)
 print(outcome.word, outcome.code)
 """
 
 
-@pytest.mark.parametrize(("more", "otherwise"), [("on_lost='terminate'", "lost"), ("max_runtime=1.0, on_lost='continue'", "timed-out")])
-def test_a_command_that_ends_by_itself_while_the_store_is_silent(more: str, otherwise: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("answer", "more", "otherwise"),
+    [
+        ("BackendError('away')", "on_lost='terminate'", "lost"),
+        ("LeaseLost('gone')", "on_lost='terminate'", "lost"),
+        ("BackendError('away')", "max_runtime=1.0, on_lost='continue'", "timed-out"),
+    ],
+)
+def test_a_command_that_ends_by_itself_while_the_store_is_silent(answer: str, more: str, otherwise: str, tmp_path: Path) -> None:
     """The lock was still its own. It was reported as stopped for a lock that got lost, or for its limit, only
     because cronlock was then still waiting for an answer."""
 
     def ran(ends: bool) -> list[str]:
-        script = SILENT.replace("ENDS", str(ends)).replace("MORE", more)
+        script = SILENT.replace("ENDS", str(ends)).replace("MORE", more).replace("ANSWER", answer)
         done = subprocess.run([sys.executable, "-c", script, str(tmp_path / str(ends))], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
