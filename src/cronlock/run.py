@@ -318,10 +318,7 @@ class Supervision:
 
     def _stop(self, why: str, kill_after: float) -> None:
         self._why = self._why or why
-        now, patience = clock.now(), min(kill_after / 2, ANSWER)
-        if self._keeping:  # a frozen guard must be gone, and its command with it, before the lease is
-            patience = min(patience, self._keeping.deadline - now)
-        self._answer_by = now + max(0.2, patience)
+        self._answer_by = clock.now() + max(0.2, min(kill_after / 2, ANSWER))  # so that with a lease lost, its grace is not over
         self._guard.stop(kill_after)
         client = os.path.basename(self._job.command[0])
         if client in CLIENTS:
