@@ -92,8 +92,15 @@ def test_a_command_that_ignores_term_still_ends_and_a_second_term_hurries(start:
         job.wait(1.5)
     began = time.monotonic()
     job.send_signal(signal.SIGTERM)
-    assert job.end()[0] == 137
+    assert job.end() == (137, "", "")  # who asked for the end is told nothing of the KILL
     assert time.monotonic() - began < 4
+
+
+def test_a_signal_passed_on_that_ends_the_command_is_no_trouble(start: Start, tmp_path: Path) -> None:
+    job = start("t", "sh", "-c", "echo $$ > $T/up; exec sleep 297", backend=f"flock://{tmp_path}/l")
+    pid_in(tmp_path / "up")
+    job.send_signal(signal.SIGINT)
+    assert job.end() == (130, "", "")
 
 
 @pytest.mark.parametrize("how", ["exit 0", "exit 7"])
