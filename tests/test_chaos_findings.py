@@ -28,7 +28,7 @@ from fixtures_redis import RedisServer
 from fixtures_store import Started, alive, until
 
 GUARD = """
-import os, signal, sys, time
+import fcntl, os, signal, sys, termios, time
 from cronlock import clock, guard
 
 INF = float("inf")
@@ -51,11 +51,15 @@ def hear(keeper, word):
     said.extend(keeper.messages())
     return any(text.split()[0] == word for text in said)
 
-def doze(keeper, *, lease=60.0, grace=0.0):
+def is_read(keeper):
+    return not any(fcntl.ioctl(keeper.fd, termios.TIOCOUTQ, bytes(4)))
+
+def doze(keeper, *, lease=60.0, grace=0.0, seconds=0.5):
     began = clock.now()
     keeper.valid(began + lease, grace, 0.3)
+    until(lambda: is_read(keeper))
     os.kill(keeper.pid, signal.SIGSTOP)
-    until(lambda: clock.now() > began + 0.5)
+    until(lambda: clock.now() > began + seconds)
     os.kill(keeper.pid, signal.SIGCONT)
 
 said = []
@@ -270,19 +274,32 @@ def test_a_guard_that_slept_through_its_lease_waits_for_a_verdict(renewed: bool,
         f"guard.VERDICT = {patience}\n"
         + ENDS.format(up=tmp_path / "up")
         + f"""
-until_then = clock.now() + 1.0
-keeper.valid(until_then, 0.2, 0.6)
-for pid in (keeper.pid, command):
-    os.kill(pid, signal.SIGSTOP)
-until(lambda: clock.now() > until_then)
-os.kill(keeper.pid, signal.SIGCONT)
+doze(keeper, lease=1.0, grace=0.2, seconds=1.1)
+until(lambda: state(command) == "T")
 if {renewed}:
-    until(lambda: keeper.valid(clock.now() + 60.0, 0.0, INF) or state(command) != "T")
+    keeper.valid(clock.now() + 60.0, 0.0, INF)
     os.kill(command, signal.SIGUSR1)
 until(lambda: hear(keeper, "{then[-1].split()[0]}"))
 """
     )
     assert said[1 : 1 + len(then)] == then
+
+
+def test_a_renewal_that_is_there_when_the_guard_wakes_up_is_verdict_enough(tmp_path: Path) -> None:
+    """Else the command would be frozen until the next one, a third of the ttl later."""
+    said = with_guard(
+        ENDS.format(up=tmp_path / "up")
+        + """
+os.kill(keeper.pid, signal.SIGSTOP)
+keeper.valid(clock.now() + 60.0, 0.0, 0.3)
+keeper.pass_on(signal.SIGUSR1)
+began = clock.now()
+until(lambda: clock.now() > began + 0.5)
+os.kill(keeper.pid, signal.SIGCONT)
+until(lambda: hear(keeper, "ended"))
+"""
+    )
+    assert said[1:] == [f"ended {7 << 8}"]
 
 
 def test_what_was_frozen_in_time_has_what_is_left_of_the_lease_to_clean_up(tmp_path: Path) -> None:

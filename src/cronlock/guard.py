@@ -75,9 +75,11 @@ class Ward:
 
     def valid(self, until: float, grace: float, gap: float) -> None:
         self._valid_until, self._stop_at, self._gap = until, until - grace, gap
-        if self._frozen_at is not None and until > clock.now():
-            self._frozen_at = None
-            self._signal_all(signal.SIGCONT)
+        if until > (now := clock.now()):
+            self._last_turn = now  # whatever was slept through before
+            if self._frozen_at is not None:
+                self._frozen_at = None
+                self._signal_all(signal.SIGCONT)
 
     def pass_on(self, signum: int) -> list[str]:
         """Once, as itself, to the command's group. TERM means the whole tree, and that it has to end."""
