@@ -110,7 +110,7 @@ def in_the_way(outcome: Outcome, job: Job, backend: Backend, observe: observers.
     """What is usual for the run that a skipped start met, whether it is overdue, and whether to warn of that: one read more, and only
     if somebody hears of it, or the holder has run for so long that a warning may be due, and none was given here within the hour."""
     run = outcome.answer.run if outcome.answer else None
-    if run is None or run.outcome == "released":
+    if run is None:
         return None, False, False
     what = f"overdue {backend.where} {job.name}"
     going = outcome.word == "busy" and not run.outcome and clock.wall() - run.start > LEAST
