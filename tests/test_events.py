@@ -16,6 +16,7 @@ from contextlib import suppress
 import pytest
 
 from cronlock import clock
+from cronlock.cli import PATIENCE
 from cronlock.ctl.status import as_json, look
 from cronlock.model import Event, Grant, Run
 from cronlock.observers import EVENTS, LEVELS, Syslog
@@ -328,6 +329,19 @@ sys.exit(cli.start(["job", "true"], {{"CRONLOCK_BACKEND": {store!r}, "PATH": "/b
     assert (lost.returncode, lost.stderr) == (75, "")
 
 
+def test_what_is_usual_and_cannot_be_read_changes_nothing(held, finish, store):
+    held(ago=1)
+    script = """
+import os, sys
+from cronlock import cli, errors, registry
+def away(*_): raise errors.BackendError("away")
+type(registry.open_backend(os.environ["CRONLOCK_BACKEND"])).history = away
+sys.exit(cli.start(["-v", "job", "true"], dict(os.environ)))
+"""
+    lost = subprocess.run([sys.executable, "-c", script], env={**os.environ, "CRONLOCK_BACKEND": store}, capture_output=True, text=True)
+    assert lost.returncode == 75 and "busy: held by web1" in lost.stderr
+
+
 def test_who_runs_the_tests_is_who_is_shown(start, finish, store, tmp_path):
     process = start("job", "sh", "-c", f"touch {tmp_path}/in; sleep 30", backend=store)
     until((tmp_path / "in").exists)
@@ -347,6 +361,8 @@ def test_a_reader_of_stderr_that_hangs_keeps_no_lock(start, finish, tmp_path, st
     os.close(writes)
     until((tmp_path / "ran").exists)
     assert finish("-w", "10", "job", "true", backend=store) == (0, "", "")
+    patient = time.monotonic() + 2 * PATIENCE
+    until(lambda: time.monotonic() > patient)
     assert job.poll() is None  # its last words wait for the reader
     with open(reads, "rb") as stderr:
         said = stderr.read()

@@ -45,3 +45,9 @@ def test_the_conflict_code_is_for_skips_only() -> None:
 )
 def test_errors(error: BaseException, status: int) -> None:
     assert exits.status(error) == status
+
+
+def test_control_c_before_anything_runs_is_no_traceback() -> None:
+    script = "import os\nfrom cronlock import cli\ncli.settle = lambda *_: os.kill(os.getpid(), 2)\ncli.main()"
+    done = subprocess.run([sys.executable, "-c", script, "job", "true"], capture_output=True, text=True, check=False, timeout=20)
+    assert (done.returncode, done.stderr) == (130, "")
