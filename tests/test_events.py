@@ -220,6 +220,14 @@ def test_a_missing_syslog_is_said_once(finish, store):
         pytest.skip("something listens at /dev/log here")
     status, _, err = finish("--syslog", "job", "true", backend=store)
     assert (status, err) == (0, "cronlock: job: --syslog: /dev/log: No such file or directory: nothing is logged there\n")
+    assert finish("--syslog", "-q", "job", "true", backend=store) == (0, "", "")
+
+
+def test_a_skipped_start_has_no_doubts(held, finish, store):
+    """N-1 servers would mail them each tick."""
+    held(ago=7)
+    assert finish("job", "-c", "true &", backend=store) == (75, "", "")
+    assert "background" in finish("other", "-c", "true &", backend=store)[2]
 
 
 def test_syslog_identifier_and_priorities(tmp_path):

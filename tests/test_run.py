@@ -385,13 +385,17 @@ def test_ignored_at_the_start_stays_ignored(start: Start, tmp_path: Path) -> Non
     assert job.end()[0] == 0
 
 
-def test_closed_standard_descriptors_are_survived(tmp_path: Path, finish: Finish) -> None:
-    code = subprocess.run(
-        ["sh", "-c", f'exec {CRONLOCK} -b flock://{tmp_path}/l c sh -c "echo ok > {tmp_path}/ran; exit 4" <&- >&- 2>&-'],
-        check=False,
-        timeout=20,
-    ).returncode
-    assert (code, (tmp_path / "ran").read_text()) == (4, "ok\n")
+def test_closed_standard_descriptors_are_survived(tmp_path: Path) -> None:
+    """No lock gets one of their numbers: a line meant for stderr would be written into it."""
+    ours = "for fd in 0 1 2; do readlink /proc/$KEEPER/fd/$fd; done >$T/ran; exit 4"
+    script = f"export KEEPER=$$ T={tmp_path}; exec {CRONLOCK} -b flock://{tmp_path}/l c sh -c '{ours}' <&- >&- 2>&-"
+    assert subprocess.run(["sh", "-c", script], check=False, timeout=20).returncode == 4
+    assert (tmp_path / "ran").read_text() == "/dev/null\n" * 3
+
+
+def test_a_locale_of_the_callers_own_is_passed_on(tmp_path: Path) -> None:
+    env = {"PATH": os.environ["PATH"], "CRONLOCK_BACKEND": f"flock://{tmp_path}/l", "LC_CTYPE": "C.UTF-8"}
+    assert subprocess.check_output([CRONLOCK, "e", "sh", "-c", "echo $LC_CTYPE"], env=env, text=True, timeout=20) == "C.UTF-8\n"
 
 
 def test_an_ignored_sigchld_loses_no_status(start: Start, tmp_path: Path) -> None:
