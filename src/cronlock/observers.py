@@ -160,7 +160,7 @@ class Syslog:
         month = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")[now.tm_mon - 1]
         head = f"<{CRON | LEVELS[event.level][1]}>{month} {now.tm_mday:2d} {time.strftime('%H:%M:%S', now)} cronlock[{os.getpid()}]: "
         told = f"{self._name}: {event.text}" if self._name else event.text  # there is none yet when the options are wrong
-        body = _printable(told).encode(errors="backslashreplace")
+        body = _printable(told).encode()
         self._sock.send(head.encode() + body[:LONGEST])
 
 
@@ -172,8 +172,8 @@ def say(text: str, program: str = "cronlock", patience: float | None = None) -> 
 def _write(line: str, patience: float | None) -> None:
     if patience is not None and not _taken(patience):
         return  # a pager, a terminal that was stopped with ^S, a logger that hangs
-    with suppress(OSError, ValueError):
-        os.write(2, line.encode(errors="backslashreplace") + b"\n")
+    with suppress(OSError):
+        os.write(2, line.encode() + b"\n")
 
 
 def _printable(text: str) -> str:
