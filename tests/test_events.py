@@ -69,6 +69,16 @@ def test_busy_word_for_word(held, finish, store):
     assert status == 75 and re.fullmatch(said, err), err
 
 
+def test_a_holder_whose_clock_is_ahead_has_run_for_no_time_yet(held, finish, store):
+    held(ago=-600, took=60)
+    status, _, err = finish("-v", "job", "true", backend=store)
+    assert status == 75 and err.endswith(" (0s, usually 1m)\n"), err
+
+
+def test_a_signal_without_a_name_is_its_number(finish):
+    assert finish("job", "sh", "-c", "kill -40 $$")[2].startswith("cronlock: job: the command was killed by signal 40; ")
+
+
 def test_done_word_for_word(finish, store):
     finish("--once-per", "1d", "job", "true", backend=store)
     assert finish("--once-per", "1d", "job", "true", backend=store) == (75, "", "")
