@@ -502,6 +502,9 @@ def test_the_ring_holds_the_last_bytes(size: int, chunks: list[bytes], most: int
     assert b"".join(ring.parts()) == everything[-size:]
     assert len(ring) == min(size, len(everything))
     assert ring.last(most) == (everything[-min(size, most) :] if most else b"")
+    ring.close()
+    ring.add(b"while it is sent")
+    assert b"".join(ring.parts()) == everything[-size:]
 
 
 def test_the_tail_is_sent_as_it_is_and_the_streams_stay_apart(finish: Finish, locks: str, monitor: Server) -> None:
@@ -596,10 +599,12 @@ def test_a_slow_reader_slows_the_command_and_loses_nothing(start: Start, locks: 
     assert monitor.lines[-1].startswith(f"POST {CHECK} ")
 
 
-def test_what_a_slow_reader_has_not_read_yet_is_not_lost(start: Start, finish: Finish, locks: str, monitor: Server) -> None:
+@pytest.mark.parametrize("blocking", [True, False])
+def test_what_a_slow_reader_has_not_read_yet_is_not_lost(start: Start, finish: Finish, locks: str, monitor: Server, blocking: bool) -> None:
     """The command ends with two pipes full, and the rest in our hand: the lock is free, the ping is out, cronlock waits for the reader."""
     options = ("--heartbeat", monitor.url + CHECK, "--heartbeat-output", "1k")
     read, write = os.pipe()
+    os.set_blocking(write, blocking)
     job = start(*options, "j", "head", "-c", "135000", "/dev/zero", backend=locks, stdout=write)
     os.close(write)
     until(lambda: len(monitor.log) == 2)
@@ -650,6 +655,13 @@ def test_a_reader_that_is_gone_ends_the_command_as_ever(start: Start, locks: str
     job = start(*options, "j", "cat", "/dev/zero", backend=locks, stdout=write)
     os.close(write)
     assert job.end()[0] == 128 + signal.SIGPIPE
+
+
+def test_a_full_disk_costs_what_it_cannot_take_and_no_more(finish: Finish, locks: str, monitor: Server) -> None:
+    options = ("--heartbeat", monitor.url + CHECK, "--heartbeat-output", "1k")
+    with open("/dev/full", "w") as full:
+        assert finish(*options, "j", "sh", "-c", "echo a; sleep .2; echo b", backend=locks, stdout=full)[::2] == (0, "")
+    assert monitor.log[-1].body == b"a\nb\n"
 
 
 def test_a_daemon_that_keeps_the_pipe_is_not_waited_for(start: Start, finish: Finish, locks: str, monitor: Server, tmp_path: Path) -> None:
