@@ -46,7 +46,7 @@ class Signals:
 
     def give_back(self) -> None:
         """As they were at the start, for a program that takes this process over. What came since the last look comes again."""
-        for signum in (*TAKEN, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+        for signum in (*TAKEN, signal.SIGPIPE, signal.SIGXFSZ):  # an exec does the rest
             if signal.getsignal(signum) != signal.SIG_IGN or signum in (signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
