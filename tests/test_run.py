@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -383,6 +384,22 @@ def test_ignored_at_the_start_stays_ignored(start: Start, tmp_path: Path) -> Non
     assert int(Path(f"/proc/{pid}/status").read_text().split("SigIgn:")[1].split()[0], 16) & 1
     job.send_signal(signal.SIGHUP)
     assert job.end()[0] == 0
+
+
+def test_signals_blocked_at_the_start_come_to_us_and_stay_blocked_for_the_command(start: Start, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"backend": f"flock://{tmp_path}/l", "preexec_fn": lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {15, 17})}
+    job = start("--kill-after", "0.2", "b", "sh", "-c", "echo $$ > $T/up; exec sleep 299", **options)
+    status = Path(f"/proc/{pid_in(tmp_path / 'up')}/status").read_text()
+    assert int(status.split("SigBlk:")[1].split()[0], 16) == 1 << 14 | 1 << 16
+    job.send_signal(signal.SIGTERM)
+    assert job.end()[0] == 137  # the command does not hear it
+
+
+def test_no_fork_leaves_the_callers_signals_as_they_were(tmp_path: Path) -> None:
+    look = ("grep", "-E", "Sig(Blk|Ign)", "/proc/self/status")
+    options: dict[str, Any] = {"preexec_fn": lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1}), "timeout": 20}
+    expected = subprocess.check_output(look, **options)
+    assert subprocess.check_output([CRONLOCK, "-b", f"flock://{tmp_path}/l", "-F", "x", *look], **options) == expected
 
 
 def test_closed_standard_descriptors_are_survived(tmp_path: Path) -> None:
