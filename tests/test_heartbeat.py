@@ -599,13 +599,16 @@ def test_a_slow_reader_slows_the_command_and_loses_nothing(start: Start, locks: 
     assert monitor.lines[-1].startswith(f"POST {CHECK} ")
 
 
-@pytest.mark.parametrize("blocking", [True, False])
-def test_what_a_slow_reader_has_not_read_yet_is_not_lost(start: Start, finish: Finish, locks: str, monitor: Server, blocking: bool) -> None:
+@pytest.mark.parametrize(("blocking", "pipe", "size"), [(True, 65536, 135_000), (False, 65536, 135_000), (True, 1 << 20, 900_000)])
+def test_what_a_slow_reader_has_not_read_yet_is_not_lost(
+    start: Start, finish: Finish, locks: str, monitor: Server, blocking: bool, pipe: int, size: int
+) -> None:
     """The command ends with two pipes full, and the rest in our hand: the lock is free, the ping is out, cronlock waits for the reader."""
     options = ("--heartbeat", monitor.url + CHECK, "--heartbeat-output", "1k")
+    script = f"import fcntl, os; fcntl.fcntl(1, fcntl.F_SETPIPE_SZ, {pipe}); os.write(1, bytes({size}))"
     read, write = os.pipe()
     os.set_blocking(write, blocking)
-    job = start(*options, "j", "head", "-c", "135000", "/dev/zero", backend=locks, stdout=write)
+    job = start(*options, "j", sys.executable, "-c", script, backend=locks, stdout=write)
     os.close(write)
     until(lambda: len(monitor.log) == 2)
     assert finish("j", "true", backend=locks)[0] == 0
@@ -613,7 +616,7 @@ def test_what_a_slow_reader_has_not_read_yet_is_not_lost(start: Start, finish: F
     until(lambda: time.monotonic() > patient)
     assert job.poll() is None
     with open(read, "rb") as stream:
-        assert len(stream.read()) == 135_000
+        assert len(stream.read()) == size
     assert job.end()[0] == 0
 
 

@@ -9,11 +9,8 @@ keeps them open is not waited for.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import select
-import sys
-import termios
 from _thread import allocate_lock  # threading's own; the rest of that comes when the command runs
 
 from cronlock import clock
@@ -24,6 +21,7 @@ if TYPE_CHECKING:
     import threading
 
 CHUNK = 65536  # what a pipe holds
+LARGEST = 1 << 20  # what one holds that a command has enlarged, without being root (pipe(7))
 DRAIN = 1.0  # seconds that what is left in the pipes may take before the final ping is sent
 
 
@@ -122,26 +120,20 @@ class Tail:
         poll.register(self._stop[0], select.POLLIN)
         try:
             while True:
-                stopped = self._stop[0] in {fd for fd, _ in poll.poll()}
-                left = _waiting(reads) if stopped else CHUNK
-                while left:
-                    chunk = os.read(reads, min(left, CHUNK))
+                ready = {fd for fd, _ in poll.poll()}
+                stopped = self._stop[0] in ready
+                if reads in ready:
+                    chunk = os.read(reads, LARGEST if stopped else CHUNK)
                     if not chunk:
                         return
                     self.ring.add(chunk)
                     _write(to, chunk)
-                    left = left - len(chunk) if stopped else 0
                 if stopped:
                     return
         except BrokenPipeError:
             return  # our reader is gone: closing the pipe tells the command so
         finally:
             os.close(reads)
-
-
-def _waiting(fd: int) -> int:
-    """Bytes in a pipe."""
-    return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0"), sys.byteorder)
 
 
 def _write(fd: int, chunk: bytes) -> None:
