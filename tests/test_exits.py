@@ -1,5 +1,8 @@
 """Every outcome and every error has one status, and a skip is never mistaken for anything else."""
 
+import subprocess
+import sys
+
 import pytest
 
 from cronlock import errors, exits
