@@ -32,6 +32,7 @@ def main() -> None:
     if unknown := [part for part in parts if part not in PARTS]:
         parser.error(f"no part {unknown[0]}; there are {', '.join(PARTS)}")
 
+    commit = _said("git", "describe", "--always", "--dirty") or "unknown"  # before a report is written into it
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the servers end with us
     with tempfile.TemporaryDirectory(prefix="cl-bench-") as path, servers.running(Path(path)) as urls:
         directory = Path(path)
@@ -40,19 +41,19 @@ def main() -> None:
         others, missing = peers(stage) if parts != ["latency"] else ({}, [])
         for part in parts:
             _say(part)
-            text = f"{_conditions(stage)}\n\n{PARTS[part](stage, others, quick=args.quick)}"
+            text = f"{_conditions(stage, commit)}\n\n{PARTS[part](stage, others, quick=args.quick)}"
             text += "".join(f"\nNot measured: {why}.\n" for why in missing)
             print(f"## {part}\n\n{text}", flush=True)
             if args.report:
                 _replace(args.report, part, text)
 
 
-def _conditions(stage: Stage) -> str:
+def _conditions(stage: Stage, commit: str) -> str:
     with open("/proc/cpuinfo") as file:
         model = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), platform.machine())
     command = shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
     return (
-        f"`{command}` on {time.strftime('%Y-%m-%d')}, commit {_said('git', 'describe', '--always', '--dirty') or 'unknown'},\n"
+        f"`{command}` on {time.strftime('%Y-%m-%d')}, commit {commit},\n"
         f"{platform.system()} {platform.release()}, {os.cpu_count()} × {model}, {_said(str(stage.bin / 'python'), '-V')}, "
         f"load {os.getloadavg()[0]:.1f} before."
     )
