@@ -89,13 +89,13 @@ def test_files_that_cron_reads_otherwise_than_an_editor():
     """As Debian's cron 3.0pl1 did with them: CR LF, no newline at the end, lines that are none."""
     line = "* * * * * root cronlock -q a true"
     texts = {"crlf": f"MAILTO=root\r\n{line}\r\n", "open": line, "well": f"{line}\n", "torn": f"/usr/bin/cronlock\n@cronlock\n{line}\n"}
-    texts |= {"user": "* * * * * /bin/cronlock a true\n@daily nobody-here cronlock a true\n* * * * * nobody-here true\n"}
+    texts |= {"user": "HOME=/srv\n* * * * * /bin/cronlock a true\n@daily nobody-here cronlock a true\n* * * * * nobody-here true\n"}
     found = crontab.findings([(place, text, "") for place, text in texts.items()])
     assert [(one.level, one.text) for one in found] == [
         ("trouble", "crlf:2: the line ends with CR LF, and cron makes the CR part of the command"),
         ("trouble", "open: no newline at its end: Debian's cron ignores the whole file"),
-        ("trouble", "user:1: there is no user '/bin/cronlock', so Debian's cron ignores the whole file"),
-        ("trouble", "user:2: there is no user 'nobody-here', so Debian's cron ignores the whole file"),
+        ("trouble", "user:2: there is no user '/bin/cronlock', so Debian's cron ignores the whole file"),
+        ("trouble", "user:3: there is no user 'nobody-here', so Debian's cron ignores the whole file"),
     ]
 
 

@@ -32,7 +32,7 @@ def findings(crontabs: Sequence[Text]) -> Iterator[Finding]:
     for place, text, user in crontabs:
         lines = [line for line in entries(text, place, user) if me in ("root", line[1]["LOGNAME"])]
         for where, cron, command in lines:
-            if not user and not cron["HOME"]:
+            if not user and not _home(cron["LOGNAME"]):
                 seen += 1
                 nobody = f"{where}: there is no user {cron['LOGNAME']!r}, so Debian's cron ignores the whole file"
                 yield Finding("trouble", "crontab", nobody, "before the command goes the user, here and in /etc/crontab")
@@ -63,8 +63,8 @@ def entries(text: str, place: str, user: str = "") -> Iterator[Line]:
             continue
         before = (1 if line.lstrip().startswith("@") else 5) + (not user)
         fields = line.split(None, before)
-        ours = fields[before - (not user) :]
-        if not line.lstrip().startswith("#") and len(fields) > before and re.search(r"\bcronlock\b", " ".join(ours)):
+        ours = " ".join(fields[-1 if user else -2 :])
+        if not line.lstrip().startswith("#") and len(fields) > before and re.search(r"\bcronlock\b", ours):
             who = user or fields[-2]
             yield f"{place}:{number}", {"SHELL": "/bin/sh", "LOGNAME": who, "HOME": _home(who)} | variables, fields[-1]
 
@@ -126,6 +126,7 @@ def _explained(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]] | None:
 
 
 def _home(user: str) -> str:
+    """Empty: there is no such user."""
     try:
         return pwd.getpwnam(user).pw_dir
     except KeyError:
