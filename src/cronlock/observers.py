@@ -194,16 +194,12 @@ def of_outcome(
     word, answer = outcome.word, outcome.answer
     fields: dict[str, object] = {"status": exits.status(outcome) if status is None else status}
     if answer:
-        run = answer.run
-        fields |= {
-            "holder" if isinstance(answer, Busy) else "run": plain_run(run) if run else None,
-            "usual": known.as_dict() if known else None,
-        }
+        fields["usual"] = known.as_dict() if known else None
     if isinstance(answer, Busy):
         fields |= _held(answer) | {"overdue": overdue}
         return Event(word, "warning" if warn else "contention", busy(answer, known, overdue=overdue), fields)
     if isinstance(answer, Done):
-        return Event(word, "contention", done(answer, known), fields)
+        return Event(word, "contention", done(answer, known), fields | {"run": plain_run(answer.run)})
     fields |= {"signal": signal_name(outcome.signal) if outcome.signal else None}
     if word == "killed" and outcome.signal:
         by = "" if outcome.detail else "; the signal did not come through cronlock (out of memory? a crash?)"
@@ -223,9 +219,7 @@ def of_waiting(answer: Busy, seconds: float) -> Event:
     """Who is in the way of a start that waits, for at most so many seconds."""
     longest = f" up to {durations.show(round(seconds, 1))}" if seconds < float("inf") else ""
     who = busy(answer).removeprefix("busy: ")
-    return Event(
-        "waiting", "contention", f"waiting{longest}: {who}", {"holder": plain_run(answer.run) if answer.run else None} | _held(answer)
-    )
+    return Event("waiting", "contention", f"waiting{longest}: {who}", _held(answer))
 
 
 def of_error(error: CronlockError) -> Event:
@@ -258,7 +252,9 @@ def done(answer: Done, known: Usual | None = None) -> str:
 
 
 def _held(answer: Busy) -> dict[str, object]:
-    return {"held_for": round(clock.wall() - answer.run.start, 3) if answer.run else None, "ttl_left": answer.ttl_left}
+    run = answer.run
+    told = {"holder": plain_run(run), "held_for": round(clock.wall() - run.start, 3)} if run else {"holder": None, "held_for": None}
+    return told | {"ttl_left": answer.ttl_left}
 
 
 def _usually(known: Usual | None) -> str:
