@@ -10,7 +10,7 @@ import os
 import time
 
 from cronlock import clock, durations, errors, periods
-from cronlock.config import DEFAULTS, has_password
+from cronlock.config import has_password
 from cronlock.model import Event, Job
 from cronlock.options import OPTIONS, convert
 
@@ -93,9 +93,10 @@ def understand(values: Mapping[str, Any], words: Sequence[str], environ: Mapping
     if values["no_fork"]:
         if not values["backend"].startswith(("flock:", "file:")):
             raise errors.UsageError("-F works with local file locks only: another store's lock needs cronlock to stay alive")
-        for key in ("max_runtime", "min_hold", "warn_after", "heartbeat", "kill_after", "on_lost"):
-            if key in given if DEFAULTS[key] else values[key]:  # what every run has may be set for the lines around
-                raise errors.UsageError(f"-F leaves no cronlock to see to --{key.replace('_', '-')}: drop one of the two")
+        asked = [key for key in ("max_runtime", "min_hold", "warn_after", "heartbeat") if values[key]]
+        asked += [key for key in ("kill_after", "on_lost") if key in given]  # every run has these, perhaps set for the lines around
+        if asked:
+            raise errors.UsageError(f"-F leaves no cronlock to see to --{asked[0].replace('_', '-')}: drop one of the two")
     if "standby_delay" in given and not values["prefer"]:
         raise errors.UsageError("--standby-delay needs --prefer: without it no host holds back")
     if values["nonblock"] and values["wait"]:

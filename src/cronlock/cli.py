@@ -15,6 +15,7 @@ from cronlock.config import settle
 from cronlock.lean import nothing, suppress
 from cronlock.local import lately, mark
 from cronlock.model import Event, Outcome
+from cronlock.options import FLAGS
 from cronlock.registry import open_backend
 from cronlock.run import run
 from cronlock.usual import LEAST, overdue, usual
@@ -139,7 +140,7 @@ def _parsed(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[dict[str, 
 def _wanted(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
     """A guess, for errors in the options themselves."""
     json = " --log-format json" in f" {' '.join(argv).replace('=', ' ')}" or environ.get("CRONLOCK_LOG_FORMAT") == "json"
-    syslog = "--syslog" in argv or environ.get("CRONLOCK_SYSLOG", "").lower() in ("1", "yes", "true", "on")
+    syslog = "--syslog" in argv or FLAGS.get(environ.get("CRONLOCK_SYSLOG", "").lower(), False)
     return {"verbose": "-v" in argv, "log_format": "json" if json else "text", "syslog": syslog}
 
 

@@ -63,6 +63,7 @@ OPTIONS = (
     Option("config", "text", "read this instead of /etc/cronlock.toml and ~/.config/cronlock/config.toml", "", None, "FILE"),
 )
 
+FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 FLOCK_ONLY = {
     "-s": "there are no shared locks: every lock is exclusive",
     "--shared": "there are no shared locks: every lock is exclusive",
@@ -76,7 +77,7 @@ def convert(option: Option, text: str, source: str = "") -> Any:
     source = source or f"--{option.name}"
     try:
         if option.kind == "flag":
-            return {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}[text.lower()]
+            return FLAGS[text.lower()]
         if option.kind in ("duration", "wait", "period"):
             seconds = durations.parse(text, inf=option.kind == "wait")
             if seconds < option.least:

@@ -104,9 +104,9 @@ def _query(query: str) -> dict[str, str]:
     given: dict[str, str] = {}
     for part in filter(None, query.split("&")):
         key, _, value = part.partition("=")
-        if key not in KNOWN and any(k.endswith("password") for k in given):
-            raise UsageError("a Redis URL has something unknown behind its password: an '&' in that must be written %26")
         if key not in KNOWN:
+            if any(k.endswith("password") for k in given):
+                raise UsageError("a Redis URL has something unknown behind its password: an '&' in that must be written %26")
             from difflib import get_close_matches
 
             near = get_close_matches(key, KNOWN, 1, 0.5)
