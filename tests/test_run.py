@@ -283,15 +283,6 @@ def test_what_cannot_be_killed_is_named_and_the_lock_kept_until_it_is_gone() -> 
     assert f"the lock is kept as long as can be: pid {done['pid']}\n" in done.out
 
 
-@pytest.mark.root
-def test_no_room_for_a_process_is_said_and_the_lock_let_go() -> None:
-    need_root()  # who has no limit, and can become who has
-    with Shell() as sh:
-        done = sh.run("prlimit --nproc=1 cronlock n true; echo rc=$?; cronlock n true; echo next=$?", nobody=True)
-    assert (done["rc"], done["next"]) == ("126", "0")
-    assert done.err == "cronlock: true: cannot be executed: Resource temporarily unavailable\n"
-
-
 def test_a_daemon_left_behind_holds_nothing_up(start: Start, finish: Finish, tmp_path: Path, store: str) -> None:
     began = time.monotonic()
     assert finish("d", "sh", "-c", "setsid sleep 20 </dev/null >/dev/null 2>&1 & echo $! > $T/p; echo started", backend=store)[:2] == (
